@@ -1,0 +1,26 @@
+//! Berth: a Kubernetes reconcile host whose handlers are WebAssembly components.
+//!
+//! # The picture
+//! ```text
+//!  kube-apiserver                                              ConfigMaps (*.wasm)
+//!       │ watch                                                       │ watch
+//!       ▼                                                             ▼
+//!   watch, kinds ──object──▶ controller::Term ◀──serves── catalog ◀─ loader ◀─ source
+//!  (every replica)             │  (leader only)             (gates, last good)   │
+//!                              ▼                                                 ▼
+//!                            queue ──turn──▶ controller ──Request──▶ Reconcile   report
+//!                    (dedup, one at a time,   │    ▲                 (a plugin:   (Plugin objects)
+//!                     priority, backoff)      ▼    └────Outcome───── fresh sandbox,
+//!                                    settle: one match                limits, grants)
+//!                                             │
+//!                                             └──▶ status, labels, events — each under the fence of the lease
+//! ```
+//!
+//! # Where to go
+//! [`host`] puts everything together; [`controller`] is the loop; [`reconcile`] is the one trait; [`plugin`] runs components.
+//! The layers, from the bottom up, and what each module is for, are in `CONTRIBUTING.md`; a test keeps them.
+
+pub mod claim;
+pub mod fence;
+pub mod object;
+pub mod reconcile;

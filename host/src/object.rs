@@ -1,0 +1,302 @@
+//! What a Kubernetes object is to the host: a kind, a key, and its JSON text with a few fields parsed.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// A resource type.
+///
+/// Two versions of one CRD are the same objects, so equality of *kinds that Berth reconciles* is [`Kind::group_kind`];
+/// `Eq` compares all fields.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kind {
+    /// API group, empty for the core group.
+    pub group: String,
+    /// API version, such as `v1`.
+    pub version: String,
+    /// Kind, such as `EmailRequest`.
+    pub kind: String,
+    /// Plural resource name as in a URL.
+    pub plural: String,
+    /// Whether objects live in a namespace.
+    pub namespaced: bool,
+}
+
+impl Kind {
+    /// The identity of the kind across versions.
+    pub fn group_kind(&self) -> GroupKind {
+        GroupKind { group: self.group.as_str().into(), kind: self.kind.as_str().into() }
+    }
+
+    /// `group/version`, or `version` alone for the core group.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// The same for kube's dynamic API.
+    pub fn api_resource(&self) -> kube::core::ApiResource {
+        kube::core::ApiResource {
+            group: self.group.clone(),
+            version: self.version.clone(),
+            api_version: self.api_version(),
+            kind: self.kind.clone(),
+            plural: self.plural.clone(),
+        }
+    }
+
+    /// The path of the collection: of one namespace, or of all (and of a cluster-scoped kind) with `None`.
+    pub fn collection_path(&self, namespace: Option<&str>) -> String {
+        let root = if self.group.is_empty() { format!("/api/{}", self.version) } else { format!("/apis/{}/{}", self.group, self.version) };
+        match namespace {
+            Some(namespace) if self.namespaced => format!("{root}/namespaces/{namespace}/{}", self.plural),
+            _ => format!("{root}/{}", self.plural),
+        }
+    }
+
+    /// The path of one object.
+    pub fn object_path(&self, key: &ObjectKey) -> String {
+        format!("{}/{}", self.collection_path(key.namespace.as_deref()), key.name)
+    }
+
+    /// `plural.group`, the name of the CRD.
+    pub fn resource(&self) -> String {
+        if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.kind, self.api_version())
+    }
+}
+
+/// Group and kind: what one plugin owns. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupKind {
+    /// API group, empty for the core group.
+    pub group: Arc<str>,
+    /// Kind.
+    pub kind: Arc<str>,
+}
+
+impl fmt::Display for GroupKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.group.is_empty() { f.write_str(&self.kind) } else { write!(f, "{}.{}", self.kind, self.group) }
+    }
+}
+
+/// Namespace and name of an object within its kind. Cheap to clone; ordered by namespace, then name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    /// None for a cluster-scoped object.
+    pub namespace: Option<Arc<str>>,
+    /// Name.
+    pub name: Arc<str>,
+}
+
+impl ObjectKey {
+    /// A key from plain strings.
+    pub fn new(namespace: Option<&str>, name: &str) -> Self {
+        Self { namespace: namespace.map(Arc::from), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{namespace}/{}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+/// An object of a kind that a plugin reconciles: unit of the work queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// The kind, whatever the version.
+    pub kind: GroupKind,
+    /// The object.
+    pub object: ObjectKey,
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.object)
+    }
+}
+
+/// A cached object: its JSON text without `metadata.managedFields`, and the few fields that the host decides by.
+///
+/// The text is what a handler gets. It is never parsed into numbers and back, so every digit survives.
+#[derive(Clone, Debug)]
+pub struct Object {
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// Identity across deletion and re-creation.
+    pub uid: Arc<str>,
+    /// `metadata.generation`; 0 where the API server keeps none.
+    pub generation: i64,
+    /// `metadata.resourceVersion`.
+    pub resource_version: Box<str>,
+    /// Whether `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// The text.
+    pub json: Arc<str>,
+}
+
+/// How deep an object may nest. serde_json reads values of up to 128 levels, and what is kept as text has to be readable as a value.
+const DEPTH: usize = 100;
+
+/// The text is not a Kubernetes object that the host can work with.
+#[derive(Debug, thiserror::Error)]
+pub enum MalformedObject {
+    /// It is no JSON, or lacks what every object has.
+    #[error("not a Kubernetes object: {0}")]
+    Json(#[from] serde_json::Error),
+    /// It nests too deep.
+    #[error("the object nests more than {DEPTH} levels deep")]
+    TooDeep,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ObjectMeta<'a> {
+    name: &'a str,
+    namespace: Option<&'a str>,
+    #[serde(default)]
+    uid: &'a str,
+    #[serde(default)]
+    generation: i64,
+    #[serde(default)]
+    resource_version: &'a str,
+    #[serde(borrow)]
+    deletion_timestamp: Option<&'a RawValue>,
+}
+
+impl Object {
+    /// Reads an object from the text that the API server sent.
+    pub fn parse(text: &str) -> Result<Self, MalformedObject> {
+        if depth(text) > DEPTH {
+            return Err(MalformedObject::TooDeep);
+        }
+        let stripped;
+        let mut fields: BTreeMap<&str, &RawValue> = serde_json::from_str(text)?;
+        let metadata_text = fields.get("metadata").map_or("{}", |raw| raw.get());
+        let metadata: ObjectMeta = serde_json::from_str(metadata_text)?;
+        let mut all_metadata: BTreeMap<&str, &RawValue> = serde_json::from_str(metadata_text)?;
+        let json = if all_metadata.remove("managedFields").is_some() {
+            stripped = serde_json::value::to_raw_value(&all_metadata)?;
+            fields.insert("metadata", &stripped);
+            serde_json::to_string(&fields)?.into()
+        } else {
+            text.into()
+        };
+        Ok(Self {
+            key: ObjectKey::new(metadata.namespace.filter(|n| !n.is_empty()), metadata.name),
+            uid: metadata.uid.into(),
+            generation: metadata.generation,
+            resource_version: metadata.resource_version.into(),
+            deleting: metadata.deletion_timestamp.is_some(),
+            json,
+        })
+    }
+
+    /// The whole object as a value, for the rare reader of fields that are not kept parsed.
+    pub fn value(&self) -> serde_json::Value {
+        serde_json::from_str(&self.json).expect("the text was parsed when the object was made")
+    }
+
+    /// Whether this is a later state than `other` of the same object. Resource versions are ordered numbers
+    /// (KEP-5504, since Kubernetes 1.35); where one is not a number, any difference counts as later.
+    pub fn newer_than(&self, other: &Object) -> bool {
+        newer(&self.resource_version, &other.resource_version)
+    }
+}
+
+/// Whether resource version `a` comes after `b`.
+pub fn newer(a: &str, b: &str) -> bool {
+    match (a.parse::<u64>(), b.parse::<u64>()) {
+        (Ok(a), Ok(b)) => a > b,
+        _ => a != b,
+    }
+}
+
+/// How deep brackets nest in a JSON text, counted before it is parsed.
+pub fn depth(text: &str) -> usize {
+    let (mut now, mut most, mut in_text, mut escaped) = (0_usize, 0, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b'{' | b'[' if !in_text => {
+                now += 1;
+                most = most.max(now);
+            }
+            b'}' | b']' if !in_text => now = now.saturating_sub(1),
+            _ => {}
+        }
+    }
+    most
+}
+
+/// The value at a dotted path such as `status.phase`.
+pub fn at<'v>(value: &'v serde_json::Value, path: &str) -> Option<&'v serde_json::Value> {
+    path.split('.').try_fold(value, |value, field| value.get(field))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"{"apiVersion":"a/v1","kind":"K","metadata":{"name":"n","namespace":"ns","uid":"u","generation":3,
+        "resourceVersion":"12","managedFields":[{"manager":"x"}],"annotations":{"a":"\u00e9"}},"spec":{"big":9007199254740993,"one":1.0,"e":1e3}}"#;
+
+    #[test]
+    fn parse_drops_managed_fields_and_keeps_every_digit() {
+        let object = Object::parse(TEXT).expect("parses");
+        assert_eq!((object.key.to_string().as_str(), &*object.uid, object.generation), ("ns/n", "u", 3));
+        assert!(!object.json.contains("managedFields"));
+        assert!(object.json.contains(r#"{"big":9007199254740993,"one":1.0,"e":1e3}"#), "{}", object.json);
+        assert!(!object.deleting);
+    }
+
+    #[test]
+    fn resource_versions_compare_as_numbers_and_else_by_difference() {
+        assert!(newer("10", "9"));
+        assert!(!newer("9", "10"));
+        assert!(newer("a", "b") && newer("b", "a") && !newer("a", "a"));
+    }
+
+    #[test]
+    fn depth_counts_brackets_outside_of_texts() {
+        for (text, expected) in [("{}", 1), (r#"{"a":[{"b":"]}{[\"{"}]}"#, 3), ("7", 0), ("[[],[[]]]", 3), (r#""\\"[["#, 2)] {
+            assert_eq!(depth(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_was_parsed_can_be_read_as_a_value_however_deep_it_nests() {
+        let nested = |levels: usize| format!(r#"{{"metadata":{{"name":"n"}},"spec":{}{}}}"#, "[".repeat(levels), "]".repeat(levels));
+        for levels in [1, DEPTH - 1, DEPTH, 127, 128, 10_000] {
+            match Object::parse(&nested(levels)) {
+                Ok(object) => assert!(object.value()["spec"].is_array(), "{levels}"),
+                Err(error) => assert!(levels >= DEPTH && matches!(error, MalformedObject::TooDeep), "{levels}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_without_a_name_is_malformed() {
+        assert!(Object::parse(r#"{"metadata":{}}"#).is_err());
+        assert!(Object::parse("<html>").is_err());
+    }
+
+    #[test]
+    fn paths_are_of_the_kind_and_scope() {
+        let kind = Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true };
+        assert_eq!(kind.object_path(&ObjectKey::new(Some("n"), "o")), "/apis/g/v1/namespaces/n/ks/o");
+        assert_eq!(kind.collection_path(None), "/apis/g/v1/ks");
+    }
+}

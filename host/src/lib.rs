@@ -20,7 +20,9 @@
 //! [`host`] puts everything together; [`controller`] is the loop; [`reconcile`] is the one trait; [`plugin`] runs components.
 //! The layers, from the bottom up, and what each module is for, are in `CONTRIBUTING.md`; a test keeps them.
 
+pub mod backoff;
 pub mod claim;
 pub mod fence;
 pub mod object;
+pub mod queue;
 pub mod reconcile;

@@ -22,7 +22,9 @@
 
 pub mod backoff;
 pub mod claim;
+pub mod client;
 pub mod fence;
+pub mod lease;
 pub mod object;
 pub mod queue;
 pub mod reconcile;

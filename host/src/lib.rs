@@ -23,8 +23,12 @@
 pub mod backoff;
 pub mod claim;
 pub mod client;
+pub mod events;
 pub mod fence;
 pub mod lease;
+pub mod metrics;
 pub mod object;
 pub mod queue;
 pub mod reconcile;
+pub mod status;
+pub mod watch;

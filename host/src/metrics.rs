@@ -1,0 +1,254 @@
+//! What the host counts, in the Prometheus text format.
+//!
+//! Labels are closed sets and the names of kinds and plugins, never of objects; every series of a kind is there from its start.
+
+use std::{fmt, sync::atomic::AtomicI64, time::Duration};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::object::GroupKind;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// Done with this version of the spec.
+    Success,
+    /// Look again later.
+    Requeue,
+    /// Failed, to be tried again.
+    Failure,
+    /// Failed for the last time.
+    DeadLetter,
+    /// The handler gave up.
+    GiveUp,
+    /// Already finished for this version of the spec: the handler was not run.
+    Settled,
+    /// Stopped because the lease was in doubt.
+    Fenced,
+    /// The host could not run the handler.
+    HostError,
+    /// The API server could not take the outcome; it is kept and written later.
+    WriteDelayed,
+    /// The object changed or went away during the run, so the outcome was dropped.
+    Outdated,
+}
+
+impl Verdict {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Success,
+        Self::Requeue,
+        Self::Failure,
+        Self::DeadLetter,
+        Self::GiveUp,
+        Self::Settled,
+        Self::Fenced,
+        Self::HostError,
+        Self::WriteDelayed,
+        Self::Outdated,
+    ];
+
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Requeue => "requeue",
+            Self::Failure => "failure",
+            Self::DeadLetter => "dead_letter",
+            Self::GiveUp => "give_up",
+            Self::Settled => "settled",
+            Self::Fenced => "fenced",
+            Self::HostError => "host_error",
+            Self::WriteDelayed => "write_delayed",
+            Self::Outdated => "outdated",
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl EncodeLabelValue for Verdict {
+    fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), fmt::Error> {
+        self.as_str().encode(encoder)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabels {
+    kind: String,
+    result: Verdict,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DepthLabels {
+    kind: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PluginLabels {
+    plugin: String,
+    kind: String,
+    digest: String,
+}
+
+/// The host's metrics. One per process, shared.
+pub struct Metrics {
+    registry: Registry,
+    runs: Family<ResultLabels, Counter>,
+    duration: Family<KindLabels, Histogram, fn() -> Histogram>,
+    depth: Family<DepthLabels, Gauge>,
+    objects: Family<KindLabels, Gauge>,
+    watch_age: Family<KindLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
+    plugins: Family<PluginLabels, Gauge>,
+    refused: Gauge,
+    leader: Gauge<i64, AtomicI64>,
+    writes: Family<WriteLabels, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WriteLabels {
+    kind: String,
+    write: &'static str,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("berth");
+        // From a no-op of some 100 µs to the whole-call deadline.
+        fn buckets() -> Histogram {
+            Histogram::new([0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0, 10.0, 30.0])
+        }
+        let metrics = Self {
+            runs: Family::default(),
+            duration: Family::new_with_constructor(buckets as fn() -> Histogram),
+            depth: Family::default(),
+            objects: Family::default(),
+            watch_age: Family::default(),
+            plugins: Family::default(),
+            refused: Gauge::default(),
+            leader: Gauge::default(),
+            writes: Family::default(),
+            registry: Registry::default(),
+        };
+        registry.register("reconcile", "Turns of objects by how they ended", metrics.runs.clone());
+        registry.register("reconcile_duration_seconds", "Time that a handler took, host calls included", metrics.duration.clone());
+        registry.register("queue_depth", "Objects in the work queue by state", metrics.depth.clone());
+        registry.register("objects", "Objects in the informer's cache", metrics.objects.clone());
+        registry.register("watch_age_seconds", "Time since the API server last sent something for the kind", metrics.watch_age.clone());
+        registry.register("plugin_info", "1 for each plugin that serves", metrics.plugins.clone());
+        registry.register("plugins_refused", "Plugins whose present version is refused", metrics.refused.clone());
+        registry.register("leader", "Whether this process leads", metrics.leader.clone());
+        registry.register("writes", "Writes to objects by what was written", metrics.writes.clone());
+        Self { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    /// Creates the series of a kind at zero.
+    pub fn kind_added(&self, kind: &GroupKind) {
+        for result in Verdict::ALL {
+            drop(self.runs.get_or_create(&ResultLabels { kind: kind.to_string(), result }));
+        }
+        drop(self.duration.get_or_create(&KindLabels { kind: kind.to_string() }));
+        for write in ["status", "labels"] {
+            drop(self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }));
+        }
+    }
+
+    /// Drops the gauges of a kind; its counters stay, as counters must not go back.
+    pub fn kind_removed(&self, kind: &GroupKind) {
+        for state in ["ready", "delayed", "running"] {
+            self.depth.remove(&DepthLabels { kind: kind.to_string(), state });
+        }
+        self.objects.remove(&KindLabels { kind: kind.to_string() });
+        self.watch_age.remove(&KindLabels { kind: kind.to_string() });
+    }
+
+    /// A turn has ended.
+    pub fn turn(&self, kind: &GroupKind, result: Verdict) {
+        self.runs.get_or_create(&ResultLabels { kind: kind.to_string(), result }).inc();
+    }
+
+    /// A handler has run for so long.
+    pub fn ran(&self, kind: &GroupKind, duration: Duration) {
+        self.duration.get_or_create(&KindLabels { kind: kind.to_string() }).observe(duration.as_secs_f64());
+    }
+
+    /// A write has been answered: `status` or `labels`.
+    pub fn wrote(&self, kind: &GroupKind, write: &'static str) {
+        self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }).inc();
+    }
+
+    /// The queue's depth for a kind.
+    pub fn depth(&self, kind: &GroupKind, ready: usize, delayed: usize, running: usize) {
+        for (state, depth) in [("ready", ready), ("delayed", delayed), ("running", running)] {
+            self.depth.get_or_create(&DepthLabels { kind: kind.to_string(), state }).set(i64::try_from(depth).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// The informer's cache of a kind, and when the API server last spoke.
+    pub fn informer(&self, kind: &GroupKind, objects: usize, age: Option<Duration>) {
+        let labels = KindLabels { kind: kind.to_string() };
+        self.objects.get_or_create(&labels).set(i64::try_from(objects).unwrap_or(i64::MAX));
+        if let Some(age) = age {
+            self.watch_age.get_or_create(&labels).set(age.as_secs_f64());
+        }
+    }
+
+    /// The plugins that serve now, as (plugin, kind, digest), and how many versions are refused.
+    pub fn plugins(&self, serving: impl Iterator<Item = (String, String, String)>, refused: usize) {
+        self.plugins.clear();
+        for (plugin, kind, digest) in serving {
+            self.plugins.get_or_create(&PluginLabels { plugin, kind, digest }).set(1);
+        }
+        self.refused.set(i64::try_from(refused).unwrap_or(i64::MAX));
+    }
+
+    /// Whether this process leads.
+    pub fn leader(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    /// The text that `/metrics` answers with.
+    pub fn render(&self) -> String {
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry).expect("a string takes all that is written");
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_result_of_a_kind_is_there_at_zero() {
+        let metrics = Metrics::default();
+        let kind = GroupKind { group: "batch.acme.io".into(), kind: "ReportJob".into() };
+        metrics.kind_added(&kind);
+        let text = metrics.render();
+        for verdict in Verdict::ALL {
+            assert!(text.contains(&format!(r#"berth_reconcile_total{{kind="ReportJob.batch.acme.io",result="{verdict}"}} 0"#)), "{text}");
+        }
+    }
+}

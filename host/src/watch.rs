@@ -1,0 +1,481 @@
+//! The informer: keeps a [`Store`] equal to one collection of the API server, and tells what changed.
+//!
+//! # Expected flow
+//! List in pages, then watch from the list's version with bookmarks. A watch that ends is opened again where it left off; a version
+//! that the server no longer knows (410, as HTTP status or inside the stream) leads to one new list.
+//!
+//! # Guarantees
+//! - The store never goes back: an object is replaced only by a later version of it, whether it came from the watch, a list or the
+//!   answer to one of our own writes ([`Store::observe`]).
+//! - Whatever the server does, attempts are spaced by exponential backoff with jitter, also when it answers 200 and closes at once.
+//! - A watch whose server falls silent ends by a deadline a little beyond the time that the server was asked to keep it open.
+//!
+//! # Caveats
+//! Events may be missed and merged; only the state counts.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, RwLock},
+    time::Duration,
+};
+
+use futures::TryStreamExt;
+use kube::{
+    Client,
+    core::{
+        WatchEvent,
+        params::{ListParams, WatchParams},
+        request::Request,
+    },
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::object::{Object, ObjectKey, newer};
+
+/// Objects of a page of the initial list. Small enough that a page of large objects is a few megabytes.
+const PAGE: u32 = 500;
+/// What the server is given beyond the time that a watch may stay open, before the connection is taken for dead.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Silence that is longer than any watch that works: servers send bookmarks about once a minute, and end a watch in time.
+const HUSH: Duration = Duration::from_secs(400);
+/// An ordinary request of the informer (a page of a list, or the answer that starts a watch).
+const REQUEST: Duration = Duration::from_secs(60);
+/// A watch that ends earlier than this counts as a failure, so that a server that closes at once is not hammered.
+const SHORT: Duration = Duration::from_secs(5);
+const BACKOFF_BASE: Duration = Duration::from_millis(800);
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// How often a collection that does not exist is asked for again.
+const ABSENT: Duration = Duration::from_secs(10);
+
+/// What to watch.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Path of the collection, such as `/apis/batch.acme.io/v1/reportjobs`.
+    pub path: String,
+    /// As in `kubectl -l`.
+    pub label_selector: Option<String>,
+    /// How long the server is asked to keep a watch open.
+    pub watch_timeout: Duration,
+}
+
+/// A change of the store.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// An object is new or later than before.
+    Applied {
+        /// What the store held before.
+        old: Option<Arc<Object>>,
+        /// What it holds now.
+        new: Arc<Object>,
+        /// Whether it came with a list rather than as a live event.
+        listed: bool,
+    },
+    /// An object is gone.
+    Deleted(Arc<Object>),
+    /// A list is complete.
+    Synced,
+}
+
+/// How the informer is doing.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    /// Whether a list has been completed and the collection still exists.
+    pub synced: bool,
+    /// When the server last sent something for this collection.
+    pub last_contact: Option<Instant>,
+    /// What went wrong since, in a sentence.
+    pub error: Option<String>,
+}
+
+impl Health {
+    /// What is wrong, in a sentence; none while the watch works.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Self { error: Some(error), .. } => Some(error.clone()),
+            Self { synced: false, .. } => Some("not listed yet".into()),
+            Self { last_contact: Some(at), .. } if at.elapsed() > HUSH => Some(format!("nothing heard for {} s", at.elapsed().as_secs())),
+            _ => None,
+        }
+    }
+}
+
+/// The cache of one collection. Readers get the objects as shared text.
+#[derive(Debug, Default)]
+pub struct Store {
+    objects: RwLock<HashMap<ObjectKey, Arc<Object>>>,
+    health: Mutex<Health>,
+    forgets_text: bool,
+}
+
+impl Store {
+    /// A store for objects that are read once, as they come: changes have their text, what is kept has not. A component in a ConfigMap
+    /// would otherwise be held as base64 for as long as the host runs.
+    pub fn without_text() -> Self {
+        Self { forgets_text: true, ..Self::default() }
+    }
+
+    /// The object, if there is one.
+    pub fn get(&self, key: &ObjectKey) -> Option<Arc<Object>> {
+        self.read().get(key).cloned()
+    }
+
+    /// All objects, in no order.
+    pub fn all(&self) -> Vec<Arc<Object>> {
+        self.read().values().cloned().collect()
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.read().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How the informer is doing.
+    pub fn health(&self) -> Health {
+        self.health.lock().expect("no panic while the lock is held").clone()
+    }
+
+    /// Takes in a state that was seen otherwise than by the watch, such as the answer to a write. Returns what is now the latest.
+    pub fn observe(&self, object: Arc<Object>) -> Arc<Object> {
+        let mut objects = self.objects.write().expect("no panic while the lock is held");
+        match objects.get(&object.key) {
+            Some(held) if !object.newer_than(held) => held.clone(),
+            // Not there: it was deleted meanwhile, or it belongs to a collection that is no longer watched. Only the watch adds.
+            None => object,
+            Some(_) => {
+                objects.insert(object.key.clone(), object.clone());
+                object
+            }
+        }
+    }
+
+    /// Drops an object that a request of ours found to be gone. The watch would tell too, but later.
+    pub fn forget(&self, key: &ObjectKey, uid: &str) {
+        let mut objects = self.objects.write().expect("no panic while the lock is held");
+        if objects.get(key).is_some_and(|held| &*held.uid == uid) {
+            objects.remove(key);
+        }
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, HashMap<ObjectKey, Arc<Object>>> {
+        self.objects.read().expect("no panic while the lock is held")
+    }
+
+    fn apply(&self, object: Object, listed: bool) -> Option<Change> {
+        let new = Arc::new(object);
+        let mut objects = self.objects.write().expect("no panic while the lock is held");
+        let old = objects.get(&new.key).cloned();
+        if old.as_ref().is_some_and(|old| old.resource_version != new.resource_version && !new.newer_than(old)) {
+            return None;
+        }
+        let kept = if self.forgets_text { Arc::new(Object { json: "".into(), ..Object::clone(&new) }) } else { new.clone() };
+        objects.insert(new.key.clone(), kept);
+        Some(Change::Applied { old, new, listed })
+    }
+
+    /// A deletion carries the version at which it happened; a later re-creation of the same name stays.
+    fn delete(&self, gone: &Object) -> Option<Change> {
+        let mut objects = self.objects.write().expect("no panic while the lock is held");
+        let held = objects.get(&gone.key)?;
+        if held.uid != gone.uid && held.newer_than(gone) {
+            return None;
+        }
+        objects.remove(&gone.key).map(Change::Deleted)
+    }
+
+    /// Drops what a complete list as of `version` did not hold.
+    fn retain(&self, listed: &HashSet<ObjectKey>, version: &str) -> Vec<Change> {
+        let mut objects = self.objects.write().expect("no panic while the lock is held");
+        let gone: Vec<_> =
+            objects.values().filter(|object| !listed.contains(&object.key) && !newer(&object.resource_version, version)).cloned().collect();
+        for object in &gone {
+            objects.remove(&object.key);
+        }
+        gone.into_iter().map(Change::Deleted).collect()
+    }
+
+    fn clear(&self) -> Vec<Change> {
+        self.objects.write().expect("no panic while the lock is held").drain().map(|(_, object)| Change::Deleted(object)).collect()
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Health)) {
+        change(&mut self.health.lock().expect("no panic while the lock is held"));
+    }
+
+    fn contact(&self) {
+        self.note(|health| {
+            health.last_contact = Some(Instant::now());
+            health.error = None;
+        });
+    }
+}
+
+/// Why a list or watch ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("the server no longer knows version {0}")]
+    Expired(String),
+    #[error("the server does not know {0}")]
+    Absent(String),
+    #[error("the server closed the watch after {0:?}")]
+    Short(Duration),
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
+    #[error("{verb} {path}: {source}")]
+    Request { verb: &'static str, path: String, source: Box<kube::Error> },
+    #[error("unreadable answer to {verb} {path}: {source}")]
+    Malformed { verb: &'static str, path: String, source: serde_json::Error },
+}
+
+#[derive(Deserialize)]
+struct RawList<'a> {
+    metadata: RawListMeta,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawListMeta {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(default, rename = "continue")]
+    next: Option<String>,
+}
+
+/// Keeps `store` equal to the collection until it is dropped, calling `on` for each change.
+pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl FnMut(Change) + Send) -> std::convert::Infallible {
+    let informer = Informer { client, target, store };
+    let mut version: Option<String> = None;
+    let mut failures = 0_u32;
+    loop {
+        let started = Instant::now();
+        let ended = match version.take() {
+            None => match informer.list(&mut on).await {
+                Ok(listed) => {
+                    version = Some(listed);
+                    continue;
+                }
+                Err(ended) => ended,
+            },
+            Some(mut at) => {
+                let ended = informer.watch(&mut at, &mut on).await;
+                version = Some(at);
+                match ended {
+                    Ok(()) if started.elapsed() >= SHORT => {
+                        failures = 0;
+                        continue;
+                    }
+                    Ok(()) => Ended::Short(started.elapsed()),
+                    Err(ended) => ended,
+                }
+            }
+        };
+        if started.elapsed() >= SHORT {
+            failures = 0;
+        }
+        failures += 1;
+        let delay = informer.ended(ended, failures, &mut version, &mut on);
+        tokio::time::sleep(delay).await;
+    }
+}
+
+struct Informer {
+    client: Client,
+    target: Target,
+    store: Arc<Store>,
+}
+
+impl Informer {
+    /// Decides what follows an end: from which version to go on, and after which delay.
+    fn ended(&self, ended: Ended, failures: u32, version: &mut Option<String>, on: &mut impl FnMut(Change)) -> Duration {
+        let path = &self.target.path;
+        let delay = match &ended {
+            Ended::Expired(_) => {
+                *version = None;
+                // The first new list follows at once; a server that keeps saying 410 gets the backoff.
+                if failures <= 1 { Duration::ZERO } else { backoff(failures) }
+            }
+            Ended::Absent(_) => {
+                *version = None;
+                let gone = self.store.clear();
+                self.store.note(|health| health.synced = false);
+                if !gone.is_empty() || failures == 1 {
+                    tracing::warn!(path, dropped = gone.len(), "the API server does not serve this resource; waiting for it");
+                }
+                gone.into_iter().for_each(on);
+                ABSENT
+            }
+            Ended::Short(_) | Ended::Silent(_) | Ended::Request { .. } | Ended::Malformed { .. } => backoff(failures),
+        };
+        self.store.note(|health| health.error = Some(ended.to_string()));
+        match failures {
+            1 if matches!(ended, Ended::Short(_)) => tracing::debug!(path, cause = %ended, "watch ended early"),
+            1 if !matches!(ended, Ended::Absent(_)) => tracing::warn!(path, cause = %ended, "watch interrupted"),
+            _ => tracing::debug!(path, failures, cause = %ended, ?delay, "watch still interrupted"),
+        }
+        delay
+    }
+
+    async fn list(&self, on: &mut impl FnMut(Change)) -> Result<String, Ended> {
+        let mut listed = HashSet::new();
+        let mut params = ListParams { limit: Some(PAGE), label_selector: self.target.label_selector.clone(), ..ListParams::default() };
+        let version = loop {
+            let request =
+                Request::new(&self.target.path).list(&params).map_err(|error| self.failed("list", kube::Error::BuildRequest(error)))?;
+            let text = tokio::time::timeout(REQUEST, self.client.request_text(request))
+                .await
+                .map_err(|_| Ended::Silent(REQUEST))?
+                .map_err(|error| self.failed("list", error))?;
+            let malformed = |source| Ended::Malformed { verb: "list", path: self.target.path.clone(), source };
+            let page: RawList = serde_json::from_str(&text).map_err(malformed)?;
+            for item in page.items.into_iter().flatten() {
+                let Some(object) = self.parse(item.get()) else { continue };
+                listed.insert(object.key.clone());
+                self.store.apply(object, true).into_iter().for_each(&mut *on);
+            }
+            self.store.contact();
+            match page.metadata.next.filter(|next| !next.is_empty()) {
+                Some(next) => params.continue_token = Some(next),
+                None => break page.metadata.resource_version,
+            }
+        };
+        self.store.retain(&listed, &version).into_iter().for_each(&mut *on);
+        self.store.note(|health| health.synced = true);
+        on(Change::Synced);
+        Ok(version)
+    }
+
+    /// Watches from `at`, moving it along, until the server ends the watch.
+    async fn watch(&self, at: &mut String, on: &mut impl FnMut(Change)) -> Result<(), Ended> {
+        let timeout = jittered(self.target.watch_timeout);
+        let params = WatchParams {
+            label_selector: self.target.label_selector.clone(),
+            timeout: Some(u32::try_from(timeout.as_secs().clamp(1, 290)).expect("at most 290")),
+            bookmarks: true,
+            ..WatchParams::default()
+        };
+        let deadline = Instant::now() + timeout + SILENCE;
+        let request =
+            Request::new(&self.target.path).watch(&params, at).map_err(|error| self.failed("watch", kube::Error::BuildRequest(error)))?;
+        let events = tokio::time::timeout(REQUEST, self.client.request_events::<Box<RawValue>>(request))
+            .await
+            .map_err(|_| Ended::Silent(REQUEST))?
+            .map_err(|error| self.failed("watch", error))?;
+        let mut events = std::pin::pin!(events);
+        self.store.contact();
+        loop {
+            let event = tokio::time::timeout_at(deadline, events.try_next()).await.map_err(|_| Ended::Silent(timeout + SILENCE))?;
+            let Some(event) = event.map_err(|error| self.failed("watch", error))? else { return Ok(()) };
+            self.store.contact();
+            match event {
+                WatchEvent::Added(raw) | WatchEvent::Modified(raw) => {
+                    let Some(object) = self.parse(raw.get()) else { continue };
+                    object.resource_version.as_ref().clone_into(at);
+                    self.store.apply(object, false).into_iter().for_each(&mut *on);
+                }
+                WatchEvent::Deleted(raw) => {
+                    let Some(object) = self.parse(raw.get()) else { continue };
+                    object.resource_version.as_ref().clone_into(at);
+                    self.store.delete(&object).into_iter().for_each(&mut *on);
+                }
+                WatchEvent::Bookmark(bookmark) => *at = bookmark.metadata.resource_version,
+                WatchEvent::Error(status) => return Err(self.failed("watch", kube::Error::Api(status))),
+            }
+        }
+    }
+
+    /// An object that cannot be read is left out, and nothing else.
+    fn parse(&self, text: &str) -> Option<Object> {
+        Object::parse(text).inspect_err(|error| tracing::warn!(path = self.target.path, %error, "left out an object")).ok()
+    }
+
+    fn failed(&self, verb: &'static str, error: kube::Error) -> Ended {
+        match &error {
+            kube::Error::Api(status) if status.code == 410 || status.reason == "Expired" => Ended::Expired(status.message.clone()),
+            kube::Error::Api(status) if status.code == 404 => Ended::Absent(self.target.path.clone()),
+            _ => Ended::Request { verb, path: self.target.path.clone(), source: Box::new(error) },
+        }
+    }
+}
+
+/// Exponential with up to 20 % added, so that replicas that lost the same server do not come back in step.
+fn backoff(failures: u32) -> Duration {
+    jittered(BACKOFF_BASE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(10))).min(BACKOFF_MAX))
+}
+
+fn jittered(duration: Duration) -> Duration {
+    duration.mul_f64(1.0 + rand::random::<f64>() * 0.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(name: &str, uid: &str, version: u32) -> Object {
+        Object::parse(&format!(r#"{{"metadata":{{"name":"{name}","uid":"{uid}","resourceVersion":"{version}"}}}}"#)).expect("parses")
+    }
+
+    #[test]
+    fn the_store_never_goes_back_to_an_older_version() {
+        let store = Store::default();
+        assert!(matches!(store.apply(object("a", "1", 5), true), Some(Change::Applied { old: None, .. })));
+        assert_eq!(&*store.observe(object("a", "1", 9).into()).resource_version, "9");
+        assert!(store.apply(object("a", "1", 7), false).is_none(), "an event older than the answer to our write");
+        assert_eq!(&*store.observe(object("a", "1", 8).into()).resource_version, "9");
+        assert!(store.apply(object("a", "1", 10), false).is_some());
+    }
+
+    #[test]
+    fn a_store_without_text_tells_the_text_and_keeps_the_rest() {
+        let store = Store::without_text();
+        let text = object("a", "1", 5).json;
+        assert!(matches!(store.apply(object("a", "1", 5), true), Some(Change::Applied { new, .. }) if new.json == text));
+        assert!(matches!(&store.all()[..], [kept] if kept.json.is_empty() && &*kept.uid == "1"));
+        assert!(store.apply(object("a", "1", 4), false).is_none());
+        assert!(matches!(store.delete(&object("a", "1", 6)), Some(Change::Deleted(_))));
+    }
+
+    #[test]
+    fn a_deletion_takes_the_object_but_not_its_successor() {
+        let store = Store::default();
+        store.apply(object("a", "1", 5), false);
+        store.apply(object("a", "2", 8), false);
+        assert!(store.delete(&object("a", "1", 7)).is_none());
+        assert!(matches!(store.delete(&object("a", "2", 9)), Some(Change::Deleted(_))));
+        assert_eq!(&*store.observe(object("a", "2", 8).into()).resource_version, "8");
+        assert!(store.is_empty(), "an answer to a write does not bring a deleted object back");
+    }
+
+    #[test]
+    fn a_list_drops_what_it_does_not_hold_unless_that_is_later_than_the_list() {
+        let store = Store::default();
+        store.apply(object("old", "1", 5), true);
+        store.apply(object("new", "2", 12), true);
+        let gone = store.retain(&HashSet::new(), "10");
+        assert!(matches!(&gone[..], [Change::Deleted(gone)] if &*gone.key.name == "old"));
+        assert_eq!(store.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_is_well_while_it_is_synced_and_heard_of() {
+        assert!(Health::default().trouble().is_some());
+        let health = Health { synced: true, last_contact: Some(Instant::now()), error: None };
+        assert_eq!(health.trouble(), None);
+        assert!(Health { error: Some("unauthorized".into()), ..health.clone() }.trouble().is_some());
+        tokio::time::advance(HUSH + Duration::from_secs(1)).await;
+        assert!(health.trouble().is_some_and(|sentence| sentence.contains("nothing heard")));
+    }
+
+    #[test]
+    fn backoff_grows_to_its_cap_with_jitter() {
+        assert!(backoff(1) >= BACKOFF_BASE && backoff(1) <= BACKOFF_BASE.mul_f64(1.2));
+        assert!(backoff(40) >= BACKOFF_MAX && backoff(40) <= BACKOFF_MAX.mul_f64(1.2));
+    }
+}

@@ -1,0 +1,373 @@
+//! `plugin.yaml`: what the person who installs a plugin decides.
+
+use std::{fmt::Display, time::Duration};
+
+use serde_json::{Map, Value};
+
+use super::{
+    AllowedHost, Refusal,
+    quantity::{bytes, duration, show_bytes, show_duration},
+    reason,
+};
+use crate::claim::Pace;
+
+/// The most that `plugin.yaml` may ask for.
+pub mod ceiling {
+    use std::time::Duration;
+
+    /// Objects of a kind that run at once: more than this and one plugin takes the sandboxes of all others.
+    pub const CONCURRENCY: usize = 256;
+    /// A whole call. A run holds its object's turn, so a longer effect belongs into several runs.
+    pub const TIMEOUT: Duration = Duration::from_secs(300);
+    /// Guest CPU of a call.
+    pub const CPU: Duration = Duration::from_secs(60);
+    /// Linear memory of a call.
+    pub const MEMORY: u64 = 512 << 20;
+    /// Delay after a failure.
+    pub const BACKOFF: Duration = Duration::from_secs(3600);
+    /// Text of `plugin.yaml`.
+    pub const CONFIG_BYTES: usize = 256 << 10;
+}
+
+/// The least that makes sense, below which a value is surely a slip.
+mod floor {
+    use std::time::Duration;
+
+    pub const TIMEOUT: Duration = Duration::from_millis(10);
+    pub const BACKOFF: Duration = Duration::from_millis(100);
+    /// One page of a guest compiled by Rust plus its 1 MiB stack.
+    pub const MEMORY: u64 = 2 << 20;
+}
+
+/// What `plugin.yaml` says; [`Config::default`] where it says nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Given to the handler as they are.
+    pub settings: Map<String, Value>,
+    /// The grant for HTTP.
+    pub allowed_hosts: Vec<AllowedHost>,
+    /// Objects of the kind that run at once.
+    pub concurrency: usize,
+    /// Longest a whole call may take.
+    pub timeout: Duration,
+    /// CPU time of the guest within a call.
+    pub cpu: Duration,
+    /// Linear memory of a call, in bytes.
+    pub memory: u64,
+    /// Delays after failures.
+    pub backoff: Backoff,
+    /// Whether no object of the kind is run for now.
+    pub paused: bool,
+}
+
+/// Delays after failures: `base`, doubled each time, at most `max`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// After the first failure.
+    pub base: Duration,
+    /// The longest.
+    pub max: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            settings: Map::new(),
+            allowed_hosts: Vec::new(),
+            concurrency: 16,
+            timeout: Duration::from_secs(10),
+            cpu: Duration::from_secs(2),
+            memory: 64 << 20,
+            backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(300) },
+            paused: false,
+        }
+    }
+}
+
+impl Config {
+    /// Reads the text of `plugin.yaml`; an empty one is all defaults.
+    pub fn parse(text: &[u8]) -> Result<Self, Refusal> {
+        if text.len() > ceiling::CONFIG_BYTES {
+            let message = format!("plugin.yaml is larger than {}.", show_bytes(ceiling::CONFIG_BYTES as u64));
+            return Err(Refusal::new(reason::TOO_LARGE, message));
+        }
+        let text = std::str::from_utf8(text).map_err(|_| invalid("is not UTF-8"))?;
+        match yaml(text)? {
+            Value::Null => Ok(Self::default()),
+            Value::Object(fields) => Self::from_fields(fields),
+            _ => Err(invalid("has to be a mapping such as \"settings: {}\"")),
+        }
+    }
+
+    /// How the runs of its kind are paced.
+    pub fn pace(&self) -> Pace {
+        Pace { concurrency: self.concurrency, backoff_base: self.backoff.base, backoff_max: self.backoff.max }
+    }
+
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, Refusal> {
+        let mut config = Self::default();
+        for (key, value) in fields {
+            match key.as_str() {
+                "settings" => config.settings = mapping(&key, value)?,
+                "allowedHosts" => config.allowed_hosts = hosts(value)?,
+                "serviceAccountName" => absent(&value, "\"serviceAccountName\" (acting as an account of the plugin's own)")?,
+                "concurrency" => config.concurrency = concurrency(&value)?,
+                "timeout" => config.timeout = time(&key, &value, floor::TIMEOUT, ceiling::TIMEOUT)?,
+                "cpu" => config.cpu = time(&key, &value, floor::TIMEOUT, ceiling::CPU)?,
+                "memory" => config.memory = memory(&value)?,
+                "backoff" => config.backoff = backoff(mapping(&key, value)?)?,
+                "rollout" => rollout(&value)?,
+                "paused" => config.paused = value.as_bool().ok_or_else(|| expected(&key, "true or false", &value))?,
+                _ => return Err(unknown(&key, "", KEYS)),
+            }
+        }
+        if config.backoff.base > config.backoff.max {
+            return Err(invalid("has a \"backoff.base\" that is longer than its \"backoff.max\""));
+        }
+        Ok(config)
+    }
+}
+
+const KEYS: &[&str] =
+    &["settings", "allowedHosts", "serviceAccountName", "concurrency", "timeout", "cpu", "memory", "backoff", "rollout", "paused"];
+
+/// One document within a budget that is far above any real configuration and far below what harms.
+fn yaml(text: &str) -> Result<Value, Refusal> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_depth: 64, max_nodes: 20_000, max_events: 50_000, max_aliases: 100, max_anchors: 100 },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 20_000, max_replay_stack_depth: 8 },
+        strict_booleans: true,
+        with_snippet: false,
+    };
+    if text.trim().is_empty() {
+        return Ok(Value::Null);
+    }
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let error = error.to_string();
+        invalid(&format!("cannot be read: {}", error.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.')))
+    })
+}
+
+fn mapping(key: &str, value: Value) -> Result<Map<String, Value>, Refusal> {
+    match value {
+        Value::Null => Ok(Map::new()),
+        Value::Object(fields) => Ok(fields),
+        other => Err(expected(key, "a mapping", &other)),
+    }
+}
+
+fn hosts(value: Value) -> Result<Vec<AllowedHost>, Refusal> {
+    let Value::Array(items) = value else { return Err(expected("allowedHosts", "a list such as [\"https://mail.example.com\"]", &value)) };
+    let host = |item: &Value| {
+        let text = item.as_str().ok_or_else(|| expected("allowedHosts", "a list of texts", item))?;
+        text.parse().map_err(|error| invalid(&format!("allows the host {text:?}, which {error}")))
+    };
+    items.iter().map(host).collect()
+}
+
+fn concurrency(value: &Value) -> Result<usize, Refusal> {
+    let range = format!("a whole number from 1 to {}", ceiling::CONCURRENCY);
+    let wanted = || expected("concurrency", &range, value);
+    let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
+    number.filter(|number| (1..=ceiling::CONCURRENCY).contains(number)).ok_or_else(wanted)
+}
+
+fn time(key: &str, value: &Value, least: Duration, most: Duration) -> Result<Duration, Refusal> {
+    let wanted = || {
+        let range = format!("a time from {} to {}, such as \"10s\" or \"500ms\"", show_duration(least), show_duration(most));
+        expected(key, &range, value)
+    };
+    value.as_str().and_then(duration).filter(|time| (least..=most).contains(time)).ok_or_else(wanted)
+}
+
+fn memory(value: &Value) -> Result<u64, Refusal> {
+    let wanted = || {
+        let range = format!("an amount from {} to {}, such as \"64Mi\"", show_bytes(floor::MEMORY), show_bytes(ceiling::MEMORY));
+        expected("memory", &range, value)
+    };
+    let amount = value.as_u64().or_else(|| value.as_str().and_then(bytes));
+    amount.filter(|amount| (floor::MEMORY..=ceiling::MEMORY).contains(amount)).ok_or_else(wanted)
+}
+
+fn backoff(fields: Map<String, Value>) -> Result<Backoff, Refusal> {
+    let mut backoff = Config::default().backoff;
+    for (key, value) in fields {
+        let read = |name| time(name, &value, floor::BACKOFF, ceiling::BACKOFF);
+        match key.as_str() {
+            "base" => backoff.base = read("backoff.base")?,
+            "max" => backoff.max = read("backoff.max")?,
+            _ => return Err(unknown(&key, "backoff.", &["base", "max"])),
+        }
+    }
+    Ok(backoff)
+}
+
+fn rollout(value: &Value) -> Result<(), Refusal> {
+    match value {
+        Value::String(word) if word == "immediate" => Ok(()),
+        Value::Null => Ok(()),
+        Value::Object(fields) if fields.contains_key("staged") => Err(later("A staged \"rollout\"")),
+        other => Err(expected("rollout", "\"immediate\"", other)),
+    }
+}
+
+fn absent(value: &Value, what: &str) -> Result<(), Refusal> {
+    if value.is_null() { Ok(()) } else { Err(later(what)) }
+}
+
+fn later(what: &str) -> Refusal {
+    let message = format!("plugin.yaml: {what} comes in a later version of Berth; remove it to use this one.");
+    Refusal::new(reason::NOT_SUPPORTED_YET, message)
+}
+
+fn invalid(what: &str) -> Refusal {
+    Refusal::new(reason::INVALID_CONFIG, format!("plugin.yaml {what}."))
+}
+
+/// A value that is not what it has to be. The value is shown, but only the beginning: it may be anything.
+fn expected(key: &str, wanted: impl Display, value: &Value) -> Refusal {
+    let shown = value.to_string();
+    let end = shown.floor_char_boundary(60);
+    let dots = if end < shown.len() { "…" } else { "" };
+    invalid(&format!("has a {key:?} of {}{dots}, where {wanted} is expected", &shown[..end]))
+}
+
+fn unknown(key: &str, within: &str, known: &[&str]) -> Refusal {
+    let shown = &key[..key.floor_char_boundary(60)];
+    let near = known
+        .iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&shown.to_lowercase(), &candidate.to_lowercase()), candidate))
+        .min()
+        .filter(|(distance, candidate)| *distance <= candidate.len() / 3 + 1);
+    let hint = match near {
+        Some((_, candidate)) => format!("did you mean \"{within}{candidate}\"?"),
+        None => format!("the known ones are {}", known.join(", ")),
+    };
+    Refusal::new(reason::INVALID_CONFIG, format!("plugin.yaml has the unknown key \"{within}{shown}\" ({hint})."))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn refused(text: &str) -> Refusal {
+        Config::parse(text.as_bytes()).expect_err(text)
+    }
+
+    #[test]
+    fn everything_that_can_be_said_is_read() {
+        let text = r#"
+            settings: { gateway: "http://mail.demo", big: 9007199254740993, no: no }
+            allowedHosts: [http://mail.demo:80]
+            concurrency: 4
+            timeout: 20s
+            cpu: 500ms
+            memory: 128Mi
+            backoff: { base: 2s, max: 1m30s }
+            rollout: immediate
+            paused: true
+        "#;
+        let config = Config::parse(text.as_bytes()).expect("parses");
+        let expected = Config {
+            settings: serde_json::from_str(r#"{"gateway":"http://mail.demo","big":9007199254740993,"no":"no"}"#).expect("json"),
+            allowed_hosts: vec!["http://mail.demo".parse().expect("host")],
+            concurrency: 4,
+            timeout: Duration::from_secs(20),
+            cpu: Duration::from_millis(500),
+            memory: 128 << 20,
+            backoff: Backoff { base: Duration::from_secs(2), max: Duration::from_secs(90) },
+            paused: true,
+        };
+        assert_eq!(config, expected);
+    }
+
+    #[test]
+    fn nothing_said_is_all_defaults() {
+        for text in ["", "\n", "# only a comment\n", "{}", "settings:\nbackoff:\n"] {
+            assert_eq!(Config::parse(text.as_bytes()), Ok(Config::default()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+        for (text, hint) in [
+            ("allowedHost: []", "did you mean \"allowedHosts\"?"),
+            ("allowed_hosts: []", "did you mean \"allowedHosts\"?"),
+            ("Timeout: 1s", "did you mean \"timeout\"?"),
+            ("backoff: { bse: 1s }", "unknown key \"backoff.bse\" (did you mean \"backoff.base\"?)"),
+            ("xyzzy-plugh: 1", "the known ones are settings, allowedHosts"),
+        ] {
+            let refusal = refused(text);
+            assert!(refusal.message.contains(hint) && refusal.reason == reason::INVALID_CONFIG, "{refusal}");
+        }
+    }
+
+    #[test]
+    fn values_outside_the_ceilings_are_refused_with_the_range() {
+        for (text, range) in [
+            ("concurrency: 0", "from 1 to 256"),
+            ("concurrency: 257", "from 1 to 256"),
+            ("concurrency: 1.5", "from 1 to 256"),
+            ("timeout: 301s", "from 10ms to 5m"),
+            ("timeout: 10", "such as \"10s\""),
+            ("cpu: 2m", "from 10ms to 1m"),
+            ("memory: 1Gi", "from 2Mi to 512Mi"),
+            ("memory: 1Ki", "from 2Mi to 512Mi"),
+            ("backoff: { base: 1ms }", "from 100ms to 60m"),
+            ("backoff: { base: 10s, max: 5s }", "longer than its \"backoff.max\""),
+            ("paused: yes", "true or false"),
+            ("allowedHosts: http://a", "a list such as"),
+            ("allowedHosts: [\"http://a/b\"]", "\"http://a/b\", which must end after the host"),
+            ("settings: []", "a mapping"),
+            ("- a", "has to be a mapping"),
+            ("a: 1\na: 2", "cannot be read"),
+            ("paused: true\n---\npaused: false", "cannot be read"),
+            ("settings: { x: .nan }", "cannot be read"),
+            ("a: [", "cannot be read"),
+        ] {
+            let refusal = refused(text);
+            assert!(refusal.message.contains(range), "{text}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn what_a_later_version_can_do_is_refused_with_a_sentence() {
+        for text in ["serviceAccountName: email-request", "rollout: { staged: { share: 10%, for: 2m } }"] {
+            let refusal = refused(text);
+            assert!(refusal.reason == reason::NOT_SUPPORTED_YET && refusal.message.contains("later version"), "{refusal}");
+        }
+        assert_eq!(refused("rollout: slowly").reason, reason::INVALID_CONFIG);
+    }
+
+    #[test]
+    fn a_bomb_of_aliases_is_refused() {
+        let mut text = String::from("settings:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
+        for level in 1..9 {
+            let before = format!("*a{}", level - 1);
+            text += &format!("  a{level}: &a{level} [{}]\n", [before.as_str(); 9].join(", "));
+        }
+        assert!(refused(&text).message.contains("cannot be read"));
+        assert_eq!(refused(&format!("a: {}", "x".repeat(ceiling::CONFIG_BYTES))).reason, reason::TOO_LARGE);
+        assert!(refused(&format!("settings: {}", "[".repeat(5000))).message.contains("cannot be read"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused_with_a_sentence(text in ".{0,200}") {
+            if let Err(refusal) = Config::parse(text.as_bytes()) {
+                prop_assert!(refusal.message.ends_with('.') && refusal.message.len() <= Refusal::MAX_MESSAGE, "{refusal}");
+            }
+        }
+
+        #[test]
+        fn any_value_of_any_key_stays_within_the_ceilings(key in prop::sample::select(KEYS), value in "[-0-9a-zA-Z.:/\\[\\]{} ]{0,20}") {
+            if let Ok(config) = Config::parse(format!("{key}: {value}").as_bytes()) {
+                prop_assert!((1..=ceiling::CONCURRENCY).contains(&config.concurrency));
+                prop_assert!(config.timeout <= ceiling::TIMEOUT && config.cpu <= ceiling::CPU && config.memory <= ceiling::MEMORY);
+                prop_assert!(config.backoff.base <= config.backoff.max && config.backoff.max <= ceiling::BACKOFF);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Where plugins come from: each source turns one outside world into a stream of [`Change`]s.
+//!
+//! # Expected flow
+//! A source sends what is there when it starts, then [`Change::Synced`], then every later change. The loader is at the other end.
+//!
+//! # Guarantees
+//! A delivery is the whole plugin as it is at one moment. What changes quickly may be seen as one change, the last.
+
+use bytes::Bytes;
+
+pub mod configmap;
+pub mod directory;
+
+/// What happened in a source.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// A plugin is there, or is there in another state.
+    Delivered(Delivery),
+    /// A plugin is gone.
+    Withdrawn {
+        /// From which source.
+        place: Place,
+        /// Its name.
+        name: String,
+    },
+    /// Everything that was there at the start has been sent.
+    Synced(Place),
+}
+
+/// A kind of source. Where two deliver the same name the first counts: a folder, which only developers use, hides a ConfigMap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// `--plugin-dir`
+    Directory,
+    /// A ConfigMap in the host's namespace.
+    ConfigMap,
+}
+
+/// A plugin as it is in its source, unchecked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delivery {
+    /// Where it is.
+    pub place: Place,
+    /// Name of the ConfigMap, or of the file.
+    pub name: String,
+    /// Uid of the ConfigMap.
+    pub uid: Option<String>,
+    /// When the ConfigMap was created, as the API server wrote it (texts of that form sort by time); empty for a folder.
+    pub created: String,
+    /// Changes with the content: the resourceVersion of the ConfigMap, or a stamp of the files.
+    pub version: String,
+    /// Name and content of each file.
+    pub files: Vec<(String, Bytes)>,
+}
+
+impl Delivery {
+    /// Orders plugins by age, the older first; it decides which one gets a kind that two claim. A folder is older than any ConfigMap,
+    /// and within a folder the name decides, so that a restart changes nothing.
+    pub fn seniority(&self) -> (Place, String, String) {
+        (self.place, self.created.clone(), self.name.clone())
+    }
+}

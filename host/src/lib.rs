@@ -29,6 +29,7 @@ pub mod lease;
 pub mod metrics;
 pub mod object;
 pub mod package;
+pub mod plugin;
 pub mod queue;
 pub mod reconcile;
 pub mod source;

@@ -1,0 +1,220 @@
+//! The plugin runtime: components compiled, described and run in sandboxes. The only part of the host that names wasmtime.
+//!
+//! # Expected flow
+//! One [`Runtime`] a process. A loader calls [`Runtime::prepare`] for new bytes, and [`Prepared::handler`] for each configuration of
+//! them; the controller calls the handler through [`Reconcile`].
+//!
+//! # Guarantees
+//! A fresh store for every run: nothing outlives it, and nothing is shared. Every limit of [`limits`] holds, whatever the guest does,
+//! and ends as a [`Failure`](crate::reconcile::Failure) with a sentence. A guest never holds a worker of tokio for longer than a
+//! tick. No effect leaves after the fence of its run. Native code comes only from the host's own compiler.
+//!
+//! # Assumptions
+//! Runs inside a tokio runtime of several threads with timers and I/O.
+
+use std::{path::PathBuf, sync::Arc};
+
+use anyhow::{Context, Result};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use wasmtime::{
+    Engine,
+    component::{Component, Linker},
+};
+
+use self::{
+    bindings::ReconcilerPre,
+    cache::Cache,
+    capability::{
+        http::{Client, Grant, Hooks},
+        log::{Log, Speaker},
+    },
+    compile::{CompileError, Compiler},
+    handler::Handler,
+    instance::{Ended, Sandbox, State, too_long},
+    limits::{CompileLimits, Limits},
+};
+use crate::{
+    claim::Claim,
+    package::{Package, Refusal, reason},
+    reconcile::Reconcile,
+};
+
+pub use self::capability::http::{InvalidResolve, Resolve};
+
+#[allow(missing_docs, unsafe_code, clippy::all, reason = "generated")]
+mod bindings;
+mod cache;
+mod capability;
+mod claim;
+pub mod compile;
+mod convert;
+mod engine;
+mod handler;
+mod instance;
+pub mod limits;
+mod mapped;
+mod meter;
+mod text;
+mod world;
+
+/// What the runtime needs to know.
+#[derive(Clone, Debug)]
+pub struct RuntimeConfig {
+    /// The `berth` binary, whose hidden verb compiles.
+    pub compiler: PathBuf,
+    /// Where compiled components are kept; created, and private to this user.
+    pub cache_dir: PathBuf,
+    /// Names that lead to addresses of the operator's choice.
+    pub resolve: Vec<Resolve>,
+    /// Sandboxes at once, over all plugins.
+    pub sandboxes: u32,
+    /// Bounds of a compilation.
+    pub compile: CompileLimits,
+}
+
+impl RuntimeConfig {
+    /// With the defaults of [`limits`].
+    pub fn new(compiler: impl Into<PathBuf>, cache_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            compiler: compiler.into(),
+            cache_dir: cache_dir.into(),
+            resolve: Vec::new(),
+            sandboxes: limits::SANDBOXES,
+            compile: CompileLimits::default(),
+        }
+    }
+}
+
+/// One for the process.
+pub struct Runtime {
+    engine: Engine,
+    linker: Linker<State>,
+    cache: Cache,
+    compiler: Compiler,
+    client: Arc<Client>,
+    sandboxes: Semaphore,
+}
+
+/// A component that passed every gate which needs only the component.
+pub struct Prepared {
+    /// What it is and asks for.
+    pub claim: Arc<Claim>,
+    component: ReconcilerPre<State>,
+    runtime: Arc<Runtime>,
+}
+
+impl Runtime {
+    /// Sets up engine, ticker, cache and client.
+    pub fn new(config: RuntimeConfig) -> Result<Arc<Self>> {
+        let RuntimeConfig { compiler, cache_dir, resolve, sandboxes, compile } = config;
+        let engine = engine::for_running(sandboxes)?;
+        Ok(Arc::new(Self {
+            linker: instance::linker(&engine).map_err(anyhow::Error::from).context("cannot link the host's functions")?,
+            cache: Cache::open(cache_dir, &engine)?,
+            compiler: Compiler::new(compiler, compile),
+            client: Arc::new(Client::new(resolve)?),
+            sandboxes: Semaphore::new(usize::try_from(sandboxes)?),
+            engine,
+        }))
+    }
+
+    /// The gates in order: known world, compiled, linked, described, a valid claim.
+    ///
+    /// # Errors
+    /// A [`Refusal`] of the component, or one of the reason `HostFailure` where the host is to blame and a later try may succeed.
+    pub async fn prepare(self: &Arc<Self>, package: &Package) -> Result<Prepared, Refusal> {
+        world::check(&package.component)?;
+        let component = self.compiled(package).await?;
+        let linked = self.linker.instantiate_pre(&component).and_then(ReconcilerPre::new).map_err(|error| {
+            let causes = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+            Refusal::new(
+                reason::UNKNOWN_WORLD,
+                format!("It does not fit this host's version of the contract: {}.", text::one_line(&causes)),
+            )
+        })?;
+        let claim = self.describe(package, &linked).await?;
+        claim::check(&claim)?;
+        Ok(Prepared { claim: Arc::new(claim), component: linked, runtime: self.clone() })
+    }
+
+    /// Waits for a sandbox.
+    async fn permit(&self) -> SemaphorePermit<'_> {
+        self.sandboxes.acquire().await.expect("the semaphore is never closed")
+    }
+
+    /// From the cache, or by the compiler.
+    async fn compiled(self: &Arc<Self>, package: &Package) -> Result<Component, Refusal> {
+        let failed = |error: anyhow::Error| Refusal::new(reason::HOST_FAILURE, format!("The host cannot compile it: {error:#}."));
+        if let Some(component) = self.cached(package).await {
+            return Ok(component);
+        }
+        let _turn = self.compiler.turn().await;
+        // Somebody else may have compiled it while this one waited.
+        if let Some(component) = self.cached(package).await {
+            return Ok(component);
+        }
+        let written = self.cache.unfinished();
+        let began = tokio::time::Instant::now();
+        self.compiler.compile(&package.component, written.path()).await.map_err(|error| match error {
+            CompileError::Component(sentence) => Refusal::new(reason::COMPILE_FAILED, sentence),
+            CompileError::Host(..) => failed(error.into()),
+        })?;
+        let runtime = self.clone();
+        let digest = package.digest;
+        let stored = tokio::task::spawn_blocking(move || runtime.cache.store(&digest, written)).await;
+        stored.map_err(Into::into).flatten().map_err(failed)?;
+        tracing::info!(plugin = %package.name, digest = %package.digest.short(), elapsed = ?began.elapsed(), "compiled a plugin");
+        let component = self.cached(package).await;
+        component.ok_or_else(|| failed(anyhow::anyhow!("what was just compiled is not in the plugin cache any more")))
+    }
+
+    async fn cached(self: &Arc<Self>, package: &Package) -> Option<Component> {
+        let (runtime, digest) = (self.clone(), package.digest);
+        // Its checksum is of some megabytes.
+        let loaded = tokio::task::spawn_blocking(move || runtime.cache.load(&runtime.engine, &digest)).await;
+        loaded.map_err(Into::into).flatten().unwrap_or_else(|error: anyhow::Error| {
+            tracing::warn!(plugin = %package.name, error = format!("{error:#}"), "refused a file of the plugin cache");
+            None
+        })
+    }
+
+    /// Asks a trial instance for its claim, without any capability.
+    async fn describe(&self, package: &Package, component: &ReconcilerPre<State>) -> Result<Claim, Refusal> {
+        let failed = |failure: String| Refusal::new(reason::TRIAL_FAILED, format!("Its `describe` failed in a trial: {failure}."));
+        let _permit = self.permit().await;
+        let log =
+            Log::new(Speaker { plugin: package.name.as_str().into(), digest: package.digest.short().into(), object: "describe".into() });
+        let call = Sandbox::new(&self.engine, Limits::TRIAL, Hooks::new(log, None)).run(async |store| {
+            let instance = component.instantiate_async(&mut *store).await?;
+            instance.berth_plugin_handler().call_describe(store).await
+        });
+        match tokio::time::timeout(Limits::TRIAL.timeout, call).await {
+            Ok(Ended::Returned(claim, _)) => Ok(convert::claim(claim)),
+            Ok(Ended::Failed(failure)) => Err(failed(failure.to_string())),
+            Err(_) => Err(failed(too_long(&Limits::TRIAL).to_string())),
+        }
+    }
+}
+
+impl Prepared {
+    /// The handler under a configuration. `package` is the one that was prepared, or one with the same component.
+    ///
+    /// # Errors
+    /// A setting that the claim needs is missing or is no URL.
+    pub fn handler(&self, package: &Package) -> Result<Arc<dyn Reconcile>, Refusal> {
+        let grant = Grant::new(&self.claim.hosts, &package.config)?;
+        for host in grant.missing() {
+            tracing::warn!(plugin = %package.name, %host, "the claim asks for a host that `allowedHosts` does not give");
+        }
+        Ok(Arc::new(Handler {
+            runtime: self.runtime.clone(),
+            component: self.component.clone(),
+            claim: self.claim.clone(),
+            plugin: package.name.as_str().into(),
+            digest: package.digest.short().into(),
+            settings: serde_json::to_string(&package.config.settings).expect("a map of JSON values is JSON"),
+            grant: Arc::new(grant),
+            limits: Limits::of(&package.config),
+        }))
+    }
+}

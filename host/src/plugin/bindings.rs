@@ -1,0 +1,7 @@
+//! The contract in `wit/` as Rust types, generated.
+
+wasmtime::component::bindgen!({
+    path: "../wit",
+    world: "reconciler",
+    exports: { default: async },
+});

@@ -1,0 +1,5 @@
+//! What a guest can ask of the host, one file for each capability.
+
+pub mod cluster;
+pub mod http;
+pub mod log;

@@ -1,0 +1,289 @@
+//! `berth:plugin/log`, stdout and stderr: guest text as `tracing` events with plugin, digest and object, within a budget.
+//!
+//! # Guarantees
+//! One event is one line: control characters are escaped. A run writes at most [`limits::LOG_BYTES`]; how many lines were dropped
+//! beyond is said once, at the end of the run. The target is `guest`, so that a filter tells guests from the host.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use tokio::io::AsyncWrite;
+use wasmtime_wasi::{
+    cli::{IsTerminal, StdoutStream},
+    p2::{OutputStream, Pollable, StreamResult},
+};
+
+use crate::plugin::{
+    bindings::berth::plugin::log::{Host, Level},
+    instance::State,
+    limits,
+    text::{one_line, shorten},
+};
+
+/// Lines of stderr that are remembered as the guest's last words: a panic has its place and message on two or three.
+const LAST_WORDS: usize = 8;
+
+/// Who is speaking.
+#[derive(Clone, Debug)]
+pub struct Speaker {
+    /// Name of the plugin.
+    pub plugin: Arc<str>,
+    /// Short digest of its component.
+    pub digest: Arc<str>,
+    /// The object of the run, or `describe`.
+    pub object: Arc<str>,
+}
+
+/// The log of one run.
+#[derive(Debug)]
+pub struct Log {
+    speaker: Speaker,
+    state: Mutex<Written>,
+}
+
+#[derive(Debug)]
+struct Written {
+    left: usize,
+    dropped: u64,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    last_words: Vec<String>,
+}
+
+impl Log {
+    /// An empty one.
+    pub fn new(speaker: Speaker) -> Arc<Self> {
+        let state = Written { left: limits::LOG_BYTES, dropped: 0, stdout: Vec::new(), stderr: Vec::new(), last_words: Vec::new() };
+        Arc::new(Self { speaker, state: Mutex::new(state) })
+    }
+
+    /// A line of the host's about the run, which costs the guest nothing.
+    pub fn host(&self, sentence: &str) {
+        let Speaker { plugin, digest, object } = &self.speaker;
+        tracing::warn!(target: "guest", %plugin, %digest, %object, "{}", one_line(sentence));
+    }
+
+    /// What the guest wrote to stderr at last: the place and message of a panic, or the last line.
+    pub fn last_words(&self) -> Option<String> {
+        let mut state = self.written();
+        let unfinished = std::mem::take(&mut state.stderr);
+        self.line(&mut state, Stream::Stderr, &unfinished);
+        let lines = &state.last_words;
+        let words = match lines.iter().rposition(|line| line.contains("panicked at ")) {
+            Some(at) => {
+                let place = lines[at].find("panicked at ").map_or("", |start| &lines[at][start..]);
+                let message = lines[at + 1..].iter().map(String::as_str).take_while(|line| !line.starts_with("note: "));
+                std::iter::once(place).chain(message).collect::<Vec<_>>().join(" ")
+            }
+            None => lines.last()?.clone(),
+        };
+        Some(shorten(&words, limits::SENTENCE))
+    }
+
+    fn emit(&self, level: Level, message: &str, fields: &[(String, String)]) {
+        let mut state = self.written();
+        let size = message.len() + fields.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+        if !state.afford(size.min(2 * limits::LOG_LINE)) {
+            return;
+        }
+        drop(state);
+        let message = one_line(&shorten(message, limits::LOG_LINE));
+        let fields = fields.iter().map(|(key, value)| format!("{}={value:?}", one_line(key))).collect::<Vec<_>>().join(" ");
+        self.write(level, &message, &one_line(&shorten(&fields, limits::LOG_LINE)));
+    }
+
+    fn write(&self, level: Level, message: &str, fields: &str) {
+        let Speaker { plugin, digest, object } = &self.speaker;
+        let fields = (!fields.is_empty()).then_some(fields);
+        match level {
+            Level::Trace => tracing::trace!(target: "guest", %plugin, %digest, %object, fields, "{message}"),
+            Level::Debug => tracing::debug!(target: "guest", %plugin, %digest, %object, fields, "{message}"),
+            Level::Info => tracing::info!(target: "guest", %plugin, %digest, %object, fields, "{message}"),
+            Level::Warn => tracing::warn!(target: "guest", %plugin, %digest, %object, fields, "{message}"),
+            Level::Error => tracing::error!(target: "guest", %plugin, %digest, %object, fields, "{message}"),
+        }
+    }
+
+    /// Takes bytes of a stream and writes the lines that are finished by them.
+    fn stream(&self, stream: Stream, bytes: &[u8]) {
+        let mut state = self.written();
+        let mut open = std::mem::take(state.buffer(stream));
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let room = limits::LOG_LINE.saturating_sub(open.len());
+            open.extend_from_slice(&piece[..piece.len().min(room)]);
+            if piece.ends_with(b"\n") {
+                self.line(&mut state, stream, &open);
+                open.clear();
+            }
+        }
+        *state.buffer(stream) = open;
+    }
+
+    fn line(&self, state: &mut Written, stream: Stream, line: &[u8]) {
+        let line = String::from_utf8_lossy(line);
+        let line = one_line(line.trim_end_matches(['\r', '\n']));
+        if line.is_empty() {
+            return;
+        }
+        if stream == Stream::Stderr {
+            // Kept even where the budget is spent: they explain the failure.
+            if state.last_words.len() == LAST_WORDS {
+                state.last_words.remove(0);
+            }
+            state.last_words.push(shorten(&line, limits::SENTENCE));
+        }
+        if state.afford(line.len()) {
+            self.write(if stream == Stream::Stderr { Level::Warn } else { Level::Info }, &line, "");
+        }
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let unfinished = std::mem::take(self.written().buffer(stream));
+            self.line(&mut self.written(), stream, &unfinished);
+        }
+        let dropped = self.written().dropped;
+        if dropped > 0 {
+            self.host(&format!("dropped {dropped} lines beyond the {} that a run may log", limits::Size(limits::LOG_BYTES as u64)));
+        }
+    }
+}
+
+impl Written {
+    /// Takes the size from the budget. Once a line did not fit, none does: a log with holes misleads.
+    fn afford(&mut self, size: usize) -> bool {
+        match self.left.checked_sub(size.max(1)) {
+            Some(left) if self.dropped == 0 => {
+                self.left = left;
+                true
+            }
+            _ => {
+                self.dropped += 1;
+                false
+            }
+        }
+    }
+
+    fn buffer(&mut self, stream: Stream) -> &mut Vec<u8> {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+}
+
+impl Host for State {
+    fn emit(&mut self, level: Level, message: String, fields: Vec<(String, String)>) {
+        self.log.emit(level, &message, &fields);
+    }
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Becomes info.
+    Stdout,
+    /// Becomes warnings, and the last words.
+    Stderr,
+}
+
+/// Stdout or stderr of a guest, as lines of its log. Never blocks and never fails.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    /// Where the lines go.
+    pub log: Arc<Log>,
+    /// As which stream.
+    pub stream: Stream,
+}
+
+impl IsTerminal for Lines {
+    fn is_terminal(&self) -> bool {
+        false
+    }
+}
+
+impl StdoutStream for Lines {
+    fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn p2_stream(&self) -> Box<dyn OutputStream> {
+        Box::new(self.clone())
+    }
+}
+
+#[wasmtime_wasi::async_trait]
+impl Pollable for Lines {
+    async fn ready(&mut self) {}
+}
+
+impl OutputStream for Lines {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        self.log.stream(self.stream, &bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        Ok(limits::LOG_BYTES)
+    }
+}
+
+impl AsyncWrite for Lines {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.log.stream(self.stream, bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log() -> Arc<Log> {
+        Log::new(Speaker { plugin: "p".into(), digest: "d".into(), object: "ns/o".into() })
+    }
+
+    #[test]
+    fn a_panic_is_told_by_its_place_and_message() {
+        let log = log();
+        log.stream(Stream::Stderr, b"warming up\n\nthread '<unnamed>' (1) panicked at src/lib.rs:3:5:\nno ");
+        log.stream(Stream::Stderr, b"way\nnote: run with `RUST_BACKTRACE=1`");
+        assert_eq!(log.last_words().as_deref(), Some("panicked at src/lib.rs:3:5: no way"));
+    }
+
+    #[test]
+    fn last_words_survive_a_spent_budget_and_are_bounded() {
+        let log = log();
+        for _ in 0..200 {
+            log.stream(Stream::Stderr, &[b'x'; 1000]);
+            log.stream(Stream::Stderr, b"\n");
+        }
+        log.stream(Stream::Stderr, &[b'y'; 100_000]);
+        assert!(log.written().stderr.len() <= limits::LOG_LINE);
+        assert!(log.written().dropped > 100, "{:?}", log.written().dropped);
+        assert!(log.last_words().is_some_and(|words| words.starts_with("yyy") && words.len() <= limits::SENTENCE));
+    }
+}

@@ -1,0 +1,292 @@
+//! Judges a claim: what Kubernetes or the host could not honour is refused when the plugin is loaded, not at its first run.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    claim::{Claim, DeadLetter, Progress},
+    object::Kind,
+    package::{AllowedHost, Refusal, reason},
+};
+
+/// Most entries of a list in a claim: beyond, somebody means harm.
+const ENTRIES: usize = 64;
+
+/// Checks everything that can be known without the cluster.
+pub fn check(claim: &Claim) -> Result<(), Refusal> {
+    later(claim)?;
+    judge(claim).map_err(|what| Refusal::new(reason::INVALID_CLAIM, format!("The claim of the handler is not valid: {what}.")))
+}
+
+fn later(claim: &Claim) -> Result<(), Refusal> {
+    let what = if !claim.reads.is_empty() {
+        "`reads`: reading other objects"
+    } else if !claim.owns.is_empty() {
+        "`owns`: writing children"
+    } else if claim.finalizer {
+        "`finalizer`: running at deletion"
+    } else {
+        return Ok(());
+    };
+    let message = format!("The handler claims {what} comes in a later version of Berth; build it without, to use it with this one.");
+    Err(Refusal::new(reason::NOT_SUPPORTED_YET, message))
+}
+
+fn judge(claim: &Claim) -> Result<(), String> {
+    let Claim { reconciles, progress, dead_letter, priority_field, reads: _, owns: _, hosts, finalizer: _, label_prefixes, sdk: _ } = claim;
+    kind(reconciles)?;
+    let mut status_fields = BTreeSet::from(["status.observedGeneration"]);
+    if let Some(progress) = progress {
+        self::progress(progress, &mut status_fields)?;
+    }
+    if let Some(letter) = dead_letter {
+        self::dead_letter(letter, progress.as_ref(), &mut status_fields)?;
+    }
+    if let Some(field) = priority_field {
+        path("priority-field", field, "spec.")?;
+    }
+    for (name, list) in [("hosts", hosts), ("label-prefixes", label_prefixes)] {
+        if list.len() > ENTRIES {
+            return Err(format!("`{name}` has {} entries, more than the {ENTRIES} that it may have", list.len()));
+        }
+    }
+    hosts.iter().try_for_each(|host| self::host(host))?;
+    label_prefixes.iter().try_for_each(|prefix| self::prefix(prefix))
+}
+
+fn kind(kind: &Kind) -> Result<(), String> {
+    let Kind { group, version, kind, plural, namespaced: _ } = kind;
+    if !is_subdomain(group) || !group.contains('.') {
+        return Err(format!("{group:?} is no group of a CustomResourceDefinition, such as notify.acme.io"));
+    }
+    if group == "berth.acme.io" || group.ends_with(".berth.acme.io") {
+        return Err(format!("the group {group:?} is the host's own"));
+    }
+    if !is_label_of_dns(version) || !version.starts_with('v') {
+        return Err(format!("{version:?} is no API version, such as v1"));
+    }
+    if kind.len() > 63 || !kind.starts_with(|c: char| c.is_ascii_uppercase()) || !kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Err(format!("{kind:?} is no kind, such as EmailRequest"));
+    }
+    if !is_label_of_dns(plural) || plural.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Err(format!("{plural:?} is no plural resource name, such as emailrequests"));
+    }
+    Ok(())
+}
+
+fn progress<'c>(progress: &'c Progress, fields: &mut BTreeSet<&'c str>) -> Result<(), String> {
+    let Progress { phase_field, settled, mirror_label } = progress;
+    status_field("progress.phase-field", phase_field, fields)?;
+    if settled.is_empty() || settled.len() > ENTRIES {
+        return Err(format!("`progress.settled` has to name 1 to {ENTRIES} phases"));
+    }
+    if settled.iter().collect::<BTreeSet<_>>().len() != settled.len() {
+        return Err("`progress.settled` names a phase twice".into());
+    }
+    if let Some(phase) = settled.iter().find(|phase| phase.is_empty() || phase.len() > 63) {
+        return Err(format!("`progress.settled` has the phase {phase:?}, which has to have 1 to 63 characters"));
+    }
+    let Some(label) = mirror_label else { return Ok(()) };
+    if !is_label_key(label) || reserved(label) {
+        return Err(format!("`progress.mirror-label` {label:?} is no key that a label of yours may have, such as workqueue.acme.io/phase"));
+    }
+    match settled.iter().find(|phase| !is_label_value(&phase.to_lowercase())) {
+        Some(phase) => Err(format!("the phase {phase:?} cannot be the value of a label, which `progress.mirror-label` needs")),
+        None => Ok(()),
+    }
+}
+
+fn dead_letter<'c>(letter: &'c DeadLetter, progress: Option<&Progress>, fields: &mut BTreeSet<&'c str>) -> Result<(), String> {
+    let DeadLetter { after, phase, retries_field, message_field } = letter;
+    let Some(progress) = progress else {
+        return Err("`dead-letter` needs `progress`: its phase has to be one that settles an object".into());
+    };
+    if !progress.settled.contains(phase) {
+        return Err(format!("`dead-letter.phase` {phase:?} is not one of `progress.settled`"));
+    }
+    status_field("dead-letter.message-field", message_field, fields)?;
+    if let Some(field) = retries_field {
+        status_field("dead-letter.retries-field", field, fields)?;
+    }
+    match (after, retries_field) {
+        (Some(0), _) => Err("`dead-letter.after` is 0: the first failure is number 1".into()),
+        (Some(_), None) => Err("`dead-letter.after` needs `retries-field`, where the failures are counted".into()),
+        _ => Ok(()),
+    }
+}
+
+fn status_field<'c>(name: &str, field: &'c str, fields: &mut BTreeSet<&'c str>) -> Result<(), String> {
+    path(name, field, "status.")?;
+    if fields.insert(field) { Ok(()) } else { Err(format!("`{name}` is {field}, which already has another use")) }
+}
+
+fn path(name: &str, field: &str, start: &str) -> Result<(), String> {
+    let segment =
+        |segment: &str| !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+    match field.strip_prefix(start) {
+        Some(rest) if field.len() <= 253 && rest.split('.').all(segment) => Ok(()),
+        Some(_) => Err(format!("`{name}` {field:?} is no path of field names")),
+        None => Err(format!("`{name}` {field:?} has to start with {start:?}")),
+    }
+}
+
+fn host(host: &str) -> Result<(), String> {
+    match host.strip_prefix("$settings.") {
+        Some(key) if key.is_empty() || key.len() > 253 => Err(format!("`hosts` has {host:?}, which names no key of the settings")),
+        Some(_) => Ok(()),
+        None => AllowedHost::of_url(host).map(drop).map_err(|error| format!("`hosts` has {host:?}, which {error}")),
+    }
+}
+
+fn prefix(prefix: &str) -> Result<(), String> {
+    let domain = prefix.split_once('/').map(|(domain, rest)| (domain, rest.is_empty() || is_name(rest.trim_end_matches(['-', '_', '.']))));
+    match domain {
+        Some((domain, true)) if is_subdomain(domain) && !reserved(prefix) => Ok(()),
+        Some((domain, _)) if is_subdomain(domain) && reserved(prefix) => {
+            Err(format!("`label-prefixes` has {prefix:?}, which belongs to Kubernetes or to Berth"))
+        }
+        _ => Err(format!("`label-prefixes` has {prefix:?}, which is no prefix of label keys, such as acme.io/")),
+    }
+}
+
+/// Label domains that handlers have no business in.
+fn reserved(key: &str) -> bool {
+    let domain = key.split('/').next().unwrap_or_default();
+    ["kubernetes.io", "k8s.io", "berth.acme.io"]
+        .iter()
+        .any(|own| domain.strip_suffix(own).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+}
+
+/// As Kubernetes has it: an optional domain, a slash, a name.
+pub fn is_label_key(key: &str) -> bool {
+    match key.split_once('/') {
+        Some((domain, name)) => is_subdomain(domain) && is_name(name),
+        None => is_name(key),
+    }
+}
+
+/// As Kubernetes has it: empty or a name.
+pub fn is_label_value(value: &str) -> bool {
+    value.is_empty() || is_name(value)
+}
+
+fn is_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = name.as_bytes();
+    bytes.len() <= 63 && edge(bytes.first()) && edge(bytes.last()) && name.bytes().all(inner)
+}
+
+fn is_subdomain(name: &str) -> bool {
+    name.len() <= 253 && name.split('.').all(|label| is_label_of_dns(label) && !label.bytes().any(|byte| byte.is_ascii_uppercase()))
+}
+
+fn is_label_of_dns(label: &str) -> bool {
+    is_name(label) && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A valid claim that asks for nothing.
+    pub(crate) fn plain() -> Claim {
+        Claim {
+            reconciles: Kind { group: "a.io".into(), version: "v1".into(), kind: "Kind".into(), plural: "kinds".into(), namespaced: true },
+            progress: None,
+            dead_letter: None,
+            priority_field: None,
+            reads: Vec::new(),
+            owns: Vec::new(),
+            hosts: Vec::new(),
+            finalizer: false,
+            label_prefixes: Vec::new(),
+            sdk: String::new(),
+        }
+    }
+
+    fn full() -> Claim {
+        Claim {
+            progress: Some(Progress {
+                phase_field: "status.phase".into(),
+                settled: vec!["Done".into(), "Failed".into()],
+                mirror_label: Some("workqueue.acme.io/phase".into()),
+            }),
+            dead_letter: Some(DeadLetter {
+                after: Some(5),
+                phase: "Failed".into(),
+                retries_field: Some("status.retries".into()),
+                message_field: "status.message".into(),
+            }),
+            priority_field: Some("spec.priority".into()),
+            hosts: vec!["$settings.exporter".into(), "https://a.io/x".into()],
+            label_prefixes: vec!["acme.io/".into(), "acme.io/team-".into()],
+            ..plain()
+        }
+    }
+
+    #[test]
+    fn a_full_claim_and_a_plain_one_are_valid() {
+        assert_eq!(check(&full()), Ok(()));
+        assert_eq!(check(&plain()), Ok(()));
+    }
+
+    #[test]
+    fn each_fault_is_refused_with_its_name() {
+        type Fault = fn(&mut Claim);
+        let faults: &[(Fault, &str)] = &[
+            (|claim| claim.reconciles.group = String::new(), "no group"),
+            (|claim| claim.reconciles.group = "Acme.io".into(), "no group"),
+            (|claim| claim.reconciles.group = "x.berth.acme.io".into(), "the host's own"),
+            (|claim| claim.reconciles.version = "1".into(), "no API version"),
+            (|claim| claim.reconciles.version = "v1/x".into(), "no API version"),
+            (|claim| claim.reconciles.kind = "email".into(), "no kind"),
+            (|claim| claim.reconciles.plural = "e/../secrets".into(), "no plural"),
+            (|claim| progress(claim).phase_field = "spec.phase".into(), "has to start with \"status.\""),
+            (|claim| progress(claim).phase_field = "status.".into(), "no path"),
+            (|claim| progress(claim).phase_field = "status.observedGeneration".into(), "another use"),
+            (|claim| progress(claim).settled = Vec::new(), "1 to 64 phases"),
+            (|claim| progress(claim).settled.push("Done".into()), "twice"),
+            (|claim| progress(claim).settled.push("Done with warnings".into()), "value of a label"),
+            (|claim| progress(claim).mirror_label = Some("a b".into()), "mirror-label"),
+            (|claim| progress(claim).mirror_label = Some("app.kubernetes.io/name".into()), "mirror-label"),
+            (|claim| claim.progress = None, "needs `progress`"),
+            (|claim| letter(claim).phase = "Dead".into(), "not one of `progress.settled`"),
+            (|claim| letter(claim).after = Some(0), "is 0"),
+            (|claim| letter(claim).retries_field = None, "needs `retries-field`"),
+            (|claim| letter(claim).message_field = "status.phase".into(), "another use"),
+            (|claim| claim.priority_field = Some("metadata.name".into()), "has to start with \"spec.\""),
+            (|claim| claim.hosts = vec!["mail".into()], "has to start with http"),
+            (|claim| claim.hosts = vec!["$settings.".into()], "no key"),
+            (|claim| claim.hosts = vec!["https://a".into(); 65], "65 entries"),
+            (|claim| claim.label_prefixes = vec!["".into()], "no prefix"),
+            (|claim| claim.label_prefixes = vec!["acme".into()], "no prefix"),
+            (|claim| claim.label_prefixes = vec!["kubernetes.io/".into()], "belongs to Kubernetes"),
+        ];
+        for (fault, words) in faults {
+            let mut claim = full();
+            fault(&mut claim);
+            let refusal = check(&claim).expect_err(words);
+            assert!(refusal.reason == reason::INVALID_CLAIM && refusal.message.contains(words), "{words}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn what_a_later_version_will_do_is_refused_and_not_ignored() {
+        let kind = plain().reconciles;
+        for claim in [
+            Claim { finalizer: true, ..plain() },
+            Claim { owns: vec![kind.clone()], ..plain() },
+            Claim { reads: vec![crate::claim::Read { kind, all_namespaces: true, label_selector: String::new() }], ..plain() },
+        ] {
+            assert_eq!(check(&claim).expect_err("refused").reason, reason::NOT_SUPPORTED_YET);
+        }
+    }
+
+    fn progress(claim: &mut Claim) -> &mut Progress {
+        claim.progress.as_mut().expect("full")
+    }
+
+    fn letter(claim: &mut Claim) -> &mut DeadLetter {
+        claim.dead_letter.as_mut().expect("full")
+    }
+}

@@ -1,0 +1,87 @@
+//! A plugin that serves: one version of a component with one configuration, as a [`Reconcile`].
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+
+use super::{
+    Runtime,
+    bindings::ReconcilerPre,
+    capability::{
+        http::{Grant, Hooks, Outlet},
+        log::{Log, Speaker},
+    },
+    convert,
+    instance::{Ended, Sandbox, State, deadline, too_long},
+    limits::Limits,
+};
+use crate::{
+    claim::Claim,
+    fence::Stopped,
+    reconcile::{Failure, Next, Outcome, Reconcile, Request},
+};
+
+/// Everything that the runs of it have in common.
+pub(super) struct Handler {
+    pub runtime: Arc<Runtime>,
+    pub component: ReconcilerPre<State>,
+    pub claim: Arc<Claim>,
+    pub plugin: Arc<str>,
+    pub digest: Arc<str>,
+    pub settings: String,
+    pub grant: Arc<Grant>,
+    pub limits: Limits,
+}
+
+impl Reconcile for Handler {
+    fn reconcile(&self, request: Request) -> BoxFuture<'_, Result<Outcome, Failure>> {
+        Box::pin(self.run(request))
+    }
+}
+
+impl Handler {
+    async fn run(&self, request: Request) -> Result<Outcome, Failure> {
+        let fence = request.fence.clone();
+        // Waiting for a sandbox is the host's affair, so it does not count towards the call's time.
+        let _permit = tokio::select! {
+            biased;
+            () = fence.lost() => return Err(Failure::Fenced),
+            permit = self.runtime.permit() => permit,
+        };
+        match fence.guard(self.limits.timeout, self.call(&request)).await {
+            Ok(ended) => ended,
+            Err(Stopped::TimedOut(_)) => Err(too_long(&self.limits)),
+            Err(Stopped::Fenced) => Err(Failure::Fenced),
+        }
+    }
+
+    async fn call(&self, request: &Request) -> Result<Outcome, Failure> {
+        let object = request.key.object.to_string().into();
+        let log = Log::new(Speaker { plugin: self.plugin.clone(), digest: self.digest.clone(), object });
+        let outlet = Outlet {
+            client: self.runtime.client.clone(),
+            grant: self.grant.clone(),
+            fence: request.fence.clone(),
+            deadline: deadline(&self.limits),
+        };
+        let sandbox = Sandbox::new(&self.runtime.engine, self.limits, Hooks::new(log.clone(), Some(outlet)));
+        let given = convert::request(request, &self.settings);
+        let ended = sandbox
+            .run(async |store| {
+                let instance = self.component.instantiate_async(&mut *store).await?;
+                instance.berth_plugin_handler().call_reconcile(store, &given).await
+            })
+            .await;
+        match ended {
+            Ended::Failed(failure) => Err(failure),
+            Ended::Returned(outcome, exceeded) => {
+                let outcome = convert::outcome(outcome, &self.claim, |note| log.host(note))?;
+                match exceeded {
+                    // A handler that coped with the limit has its way; one that asks for another try would only meet it again.
+                    Some(sentence) if matches!(outcome.next, Next::Retry(_) | Next::RetryAfter(..)) => Err(Failure::Limit(sentence)),
+                    _ => Ok(outcome),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What the probe does, by the word in `spec.do`.
+
+use std::{hint::black_box, time::Duration};
+
+use serde_json::{Value, json, value::RawValue};
+
+use crate::{
+    berth::plugin::{
+        cluster, log,
+        types::{Event, EventType, Next, ObjectRef, Outcome, Request},
+    },
+    http,
+};
+
+pub fn reconcile(request: &Request) -> Outcome {
+    let object: Value = serde_json::from_str(&request.object).expect("the host gives JSON");
+    let settings: Value = serde_json::from_str(&request.settings).expect("the host gives JSON");
+    let spec = &object["spec"];
+    let what = spec["do"].as_str().or_else(|| settings["do"].as_str()).unwrap_or("ok");
+    let number = |name: &str, default: u64| spec[name].as_u64().unwrap_or(default);
+    match what {
+        "ok" => done(json!({ "phase": "Done", "key": request.idempotency_key, "settings": settings, "attempt": request.attempt })),
+        "trap" => std::process::abort(),
+        "panic" => panic!("the probe was told to panic\nover two lines"),
+        "exit" => std::process::exit(3),
+        "loop" => spin(),
+        "bomb" => bomb(),
+        "deep" => done(json!({ "depth": deep(1, false) })),
+        "wide" => done(json!({ "depth": wide(1) })),
+        "deephost" => done(json!({ "depth": deep(1, true) })),
+        "logflood" => log_flood(number("bytes", 64 << 20)),
+        "loginject" => log_inject(),
+        "stdout" => stdout(),
+        "http" => get(spec, 1),
+        "httpflood" => get(spec, number("times", 21)),
+        "sleep" => sleep(Duration::from_millis(number("ms", 1))),
+        "hostblock" => sleep(Duration::from_secs(3600)),
+        "hostflood" => host_flood(),
+        "greedy" => greedy(number("handles", 100_001)),
+        "bigstatus" => done(json!({ "phase": "Done", "message": "x".repeat(number("bytes", 3 << 20) as usize) })),
+        "deepjson" => raw(nested(number("depth", 65) as usize)),
+        "rawstatus" => raw(spec["text"].as_str().unwrap_or_default().to_owned()),
+        "requeue0" => just(Next::AfterMs(0)),
+        "requeuemax" => just(Next::AfterMs(u64::MAX)),
+        "roundtrip" => raw(spec_text(&request.object)),
+        "labels" => labels(spec),
+        "badlabel" => Outcome { labels: vec![("elsewhere.io/phase".into(), Some("x".into()))], ..done(json!({ "phase": "Done" })) },
+        "children" => Outcome { children: Some(Vec::new()), ..just(Next::AwaitChange) },
+        "events" => Outcome { events: (0..number("events", 12)).map(event).collect(), ..just(Next::AwaitChange) },
+        "giveup" => just(Next::GiveUp(spec["cause"].as_str().unwrap_or("it cannot heal").into())),
+        "retry" => just(Next::Retry(spec["cause"].as_str().unwrap_or("not yet").into())),
+        "retryafter" => just(Next::RetryAfterMs((number("ms", 7000), "asked to wait".into()))),
+        "flaky" if u64::from(request.attempt) < number("fails", 1) => just(Next::Retry(format!("attempt {}", request.attempt))),
+        "flaky" => done(json!({ "phase": "Done", "attempt": request.attempt, "lastFailure": request.last_failure })),
+        "cluster" => read_secret(),
+        "reach" => reach(),
+        other => just(Next::GiveUp(format!("the probe does not know {other:?}"))),
+    }
+}
+
+fn just(next: Next) -> Outcome {
+    Outcome { status: None, labels: Vec::new(), children: None, events: Vec::new(), next, extensions: Vec::new() }
+}
+
+fn raw(status: String) -> Outcome {
+    Outcome { status: Some(status), ..just(Next::AwaitChange) }
+}
+
+fn done(status: Value) -> Outcome {
+    raw(status.to_string())
+}
+
+pub fn spin() -> ! {
+    let mut turns = 0_u64;
+    loop {
+        turns = black_box(turns.wrapping_add(1));
+    }
+}
+
+fn bomb() -> Outcome {
+    let mut hoard = Vec::new();
+    loop {
+        hoard.push(black_box(vec![1_u8; 1 << 20]));
+    }
+}
+
+/// With small frames, so that the stack of the machine ends before the one in linear memory does.
+#[allow(unconditional_recursion, reason = "it is the point")]
+fn deep(level: u64, host: bool) -> u64 {
+    if host && level % 64 == 0 {
+        log::emit(log::Level::Trace, "deeper", &[]);
+    }
+    deep(black_box(level) + 1, host) ^ level
+}
+
+/// With frames so large that the stack in linear memory ends first.
+#[allow(unconditional_recursion, reason = "it is the point")]
+fn wide(level: u64) -> u64 {
+    let frame = black_box([level; 512]);
+    wide(level + 1) ^ black_box(frame)[7]
+}
+
+fn log_flood(bytes: u64) -> Outcome {
+    let line = "flood ".repeat(170);
+    for _ in 0..bytes / line.len() as u64 {
+        log::emit(log::Level::Info, &line, &[]);
+    }
+    just(Next::AwaitChange)
+}
+
+fn log_inject() -> Outcome {
+    let message = "first\nlevel=ERROR second \u{1b}[31mred\u{7} \u{202e}txet";
+    log::emit(log::Level::Warn, message, &[("a key".into(), "a\r\nvalue".into())]);
+    just(Next::AwaitChange)
+}
+
+fn stdout() -> Outcome {
+    println!("to stdout");
+    eprint!("to stderr, unfinished");
+    just(Next::AwaitChange)
+}
+
+fn sleep(time: Duration) -> Outcome {
+    std::thread::sleep(time);
+    just(Next::AwaitChange)
+}
+
+fn host_flood() -> Outcome {
+    let large = "x".repeat(8 << 20);
+    for _ in 0..100 {
+        log::emit(log::Level::Info, &large, &[]);
+    }
+    just(Next::AwaitChange)
+}
+
+fn greedy(handles: u64) -> Outcome {
+    let hoard: Vec<_> = (0..handles).map(|_| wasip2::clocks::monotonic_clock::subscribe_duration(1)).collect();
+    done(json!({ "handles": hoard.len() }))
+}
+
+fn nested(depth: usize) -> String {
+    format!("{}{}", "{\"a\":".repeat(depth - 1) + "{", "}".repeat(depth))
+}
+
+fn spec_text(object: &str) -> String {
+    let fields: std::collections::BTreeMap<&str, &RawValue> = serde_json::from_str(object).expect("the host gives an object");
+    fields["spec"].get().to_owned()
+}
+
+fn labels(spec: &Value) -> Outcome {
+    let wanted = spec["labels"].as_object().into_iter().flatten();
+    let labels = wanted.map(|(key, value)| (key.clone(), value.as_str().map(str::to_owned))).collect();
+    Outcome { labels, ..just(Next::AwaitChange) }
+}
+
+fn event(number: u64) -> Event {
+    Event { kind: EventType::Normal, reason: "Counted".into(), action: "Count".into(), note: format!("event {number}") }
+}
+
+fn get(spec: &Value, times: u64) -> Outcome {
+    let url = spec["url"].as_str().unwrap_or_default();
+    let mut last = None;
+    for _ in 0..times {
+        match http::send(url, spec["body"].as_str()) {
+            Ok(answer) => last = Some(answer),
+            Err(error) => return Outcome { status: Some(json!({ "error": error }).to_string()), ..just(Next::Retry(error)) },
+        }
+    }
+    let (code, body) = last.unwrap_or_default();
+    done(json!({ "phase": "Done", "code": code, "body": String::from_utf8_lossy(&body[..body.len().min(64 << 10)]), "length": body.len() }))
+}
+
+fn read_secret() -> Outcome {
+    let target = ObjectRef { group: String::new(), version: "v1".into(), kind: "Secret".into(), namespace: None, name: "x".into() };
+    done(json!({ "error": cluster::get(&target).err().map(|error| error.to_string()) }))
+}
+
+/// Everything that a sandbox has to deny, tried.
+fn reach() -> Outcome {
+    let text = |result: Result<(), std::io::Error>| result.err().map(|error| error.to_string());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map(|since| since.as_secs()).unwrap_or_default();
+    done(json!({
+        "environment": std::env::vars().count(),
+        "arguments": std::env::args().count(),
+        "file": text(std::fs::read("/etc/passwd").map(drop)),
+        "directory": text(std::fs::read_dir("/").map(drop)),
+        "connect": text(std::net::TcpStream::connect("127.0.0.1:1").map(drop)),
+        "listen": text(std::net::TcpListener::bind("127.0.0.1:0").map(drop)),
+        "udp": text(std::net::UdpSocket::bind("127.0.0.1:0").map(drop)),
+        "now": now,
+        "random": wasip2::random::random::get_random_u64().to_string(),
+    }))
+}

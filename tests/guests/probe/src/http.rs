@@ -1,0 +1,52 @@
+//! The least HTTP client that can send a request and read an answer.
+
+use wasip2::http::{
+    outgoing_handler,
+    types::{Fields, IncomingBody, Method, OutgoingBody, OutgoingRequest, Scheme},
+};
+
+/// Sends a GET, or a POST where there is a body. Answers the code and the body, or the error as text.
+pub fn send(url: &str, body: Option<&str>) -> Result<(u16, Vec<u8>), String> {
+    let (scheme, rest) = match url.split_once("://") {
+        Some(("http", rest)) => (Scheme::Http, rest),
+        Some(("https", rest)) => (Scheme::Https, rest),
+        _ => return Err(format!("not a URL: {url}")),
+    };
+    let (authority, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
+    let request = OutgoingRequest::new(Fields::new());
+    request.set_scheme(Some(&scheme)).map_err(|()| "bad scheme")?;
+    request.set_authority(Some(authority)).map_err(|()| "bad authority")?;
+    request.set_path_with_query(Some(path)).map_err(|()| "bad path")?;
+    request.set_method(if body.is_some() { &Method::Post } else { &Method::Get }).map_err(|()| "bad method")?;
+    let outgoing = request.body().map_err(|()| "no body")?;
+    let future = outgoing_handler::handle(request, None).map_err(|error| format!("{error:?}"))?;
+    {
+        let stream = outgoing.write().map_err(|()| "no stream")?;
+        for chunk in body.unwrap_or_default().as_bytes().chunks(4096) {
+            stream.blocking_write_and_flush(chunk).map_err(|error| format!("writing the body: {error:?}"))?;
+        }
+    }
+    OutgoingBody::finish(outgoing, None).map_err(|error| format!("{error:?}"))?;
+    future.subscribe().block();
+    let answer = future.get().ok_or("not ready")?.map_err(|()| "taken")?.map_err(|error| format!("{error:?}"))?;
+    let code = answer.status();
+    let incoming = answer.consume().map_err(|()| "consumed")?;
+    let bytes = read(&incoming)?;
+    Ok((code, bytes))
+}
+
+fn read(body: &IncomingBody) -> Result<Vec<u8>, String> {
+    use wasip2::io::streams::StreamError;
+    let stream = body.stream().map_err(|()| "no stream")?;
+    let mut bytes = Vec::new();
+    loop {
+        match stream.blocking_read(64 << 10) {
+            Ok(chunk) => bytes.extend(chunk),
+            Err(StreamError::Closed) => return Ok(bytes),
+            Err(StreamError::LastOperationFailed(error)) => {
+                let code = wasip2::http::types::http_error_code(&error);
+                return Err(code.map_or_else(|| error.to_debug_string(), |code| format!("{code:?}")));
+            }
+        }
+    }
+}

@@ -21,17 +21,21 @@
 //! The layers, from the bottom up, and what each module is for, are in `CONTRIBUTING.md`; a test keeps them.
 
 pub mod backoff;
+pub mod catalog;
 pub mod claim;
 pub mod client;
 pub mod events;
 pub mod fence;
+pub mod kinds;
 pub mod lease;
+pub mod loader;
 pub mod metrics;
 pub mod object;
 pub mod package;
 pub mod plugin;
 pub mod queue;
 pub mod reconcile;
+pub mod report;
 pub mod source;
 pub mod status;
 pub mod watch;

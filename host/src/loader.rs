@@ -1,0 +1,471 @@
+//! Takes plugins from their sources through their gates into the catalog, and keeps the last good version of each.
+//!
+//! # Expected flow
+//! Every replica runs a loader, so that a standby holds compiled plugins. A delivery is opened (size, digest, `plugin.yaml`), prepared
+//! by the runtime (known world, compiled in a child process, described in a trial instance, its claim checked); that is done for
+//! several plugins at once and again for the last delivery only. Then the cluster is asked: does the CustomResourceDefinition serve the
+//! claimed version with a status, and may the host's account watch and write it? What has passed is swapped in.
+//!
+//! # Guarantees
+//! See [`book`]: the last delivery wins, a failure keeps the last good version, one kind has one plugin. What is missing in the cluster
+//! is found by watching the definitions, and a permission by asking once in 10 s: nothing has to be touched for a plugin to go on.
+//!
+//! # Caveats
+//! The last good version is kept in memory: after a restart only what the sources hold is there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+    time::MissedTickBehavior,
+};
+use tracing::{info, warn};
+
+pub use self::standing::{Refused, Standing, Standings};
+use self::{
+    access::{Access, Ask, Needs},
+    book::{Book, Facts, Finished, Job, Loaded, Start},
+};
+use crate::{
+    catalog::Catalog,
+    claim::Claim,
+    package::{self, Package, Refusal, reason},
+    reconcile::Reconcile,
+    source::{Change, Place},
+};
+
+pub mod access;
+mod book;
+mod crd;
+mod standing;
+
+/// How often a missing permission is asked for again, and what failed for the host's own reasons is tried again.
+const RETRY: Duration = Duration::from_secs(10);
+/// The longest that all questions about one plugin's permissions may take.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a plugin may wait at the start for an older one that may claim the same kind.
+const HEAD_START: Duration = Duration::from_secs(10);
+
+/// The gates that need the component: what it claims, and its handler.
+pub type Prepare = Arc<dyn Fn(Arc<Package>) -> BoxFuture<'static, Result<Prepared, Refusal>> + Send + Sync>;
+
+/// A component that was compiled and described.
+pub struct Prepared {
+    /// What it said that it is, checked.
+    pub claim: Arc<Claim>,
+    /// Its handler under the settings and limits of the package.
+    pub handler: Arc<dyn Reconcile>,
+}
+
+/// See the module.
+pub struct Loader {
+    prepare: Prepare,
+    ask: Ask,
+    catalog: Catalog,
+    standings: watch::Sender<Arc<Standings>>,
+    book: Book,
+    facts: Facts,
+    unsynced: BTreeSet<Place>,
+    work: JoinSet<Done>,
+    loading: BTreeMap<String, AbortHandle>,
+    asking: BTreeSet<Needs>,
+    unanswered: BTreeSet<Needs>,
+}
+
+/// What a task of the loader brings back.
+enum Done {
+    Loaded { name: String, number: u64, finished: Finished },
+    Asked { needs: Needs, answer: Result<Access, String> },
+}
+
+impl Loader {
+    /// A loader that waits for these sources before it is warm.
+    pub fn new(prepare: Prepare, ask: Ask, sources: impl IntoIterator<Item = Place>) -> Self {
+        Self {
+            prepare,
+            ask,
+            catalog: Catalog::default(),
+            standings: watch::Sender::new(Arc::default()),
+            book: Book::default(),
+            facts: Facts::default(),
+            unsynced: sources.into_iter().collect(),
+            work: JoinSet::new(),
+            loading: BTreeMap::new(),
+            asking: BTreeSet::new(),
+            unanswered: BTreeSet::new(),
+        }
+    }
+
+    /// What serves.
+    pub fn catalog(&self) -> Catalog {
+        self.catalog.clone()
+    }
+
+    /// How each plugin stands.
+    pub fn standings(&self) -> watch::Receiver<Arc<Standings>> {
+        self.standings.subscribe()
+    }
+
+    /// Loads until it is dropped, or until all sources are gone. `definitions` are the changes of an informer on
+    /// CustomResourceDefinitions.
+    pub async fn run(
+        mut self,
+        mut changes: mpsc::UnboundedReceiver<Change>,
+        mut definitions: mpsc::UnboundedReceiver<crate::watch::Change>,
+    ) {
+        let mut head_start = std::pin::pin!(tokio::time::sleep(HEAD_START));
+        self.facts.start = Start::Listing;
+        let mut retry = tokio::time::interval(RETRY);
+        retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let matters = tokio::select! {
+                change = changes.recv() => match change {
+                    Some(change) => self.take_change(change),
+                    None => return,
+                },
+                Some(change) = definitions.recv() => self.take_definition(change),
+                Some(done) = self.work.join_next() => done.is_ok_and(|done| self.take_done(done)),
+                _ = retry.tick() => self.try_again(),
+                () = &mut head_start, if self.facts.start != Start::Over => {
+                    self.facts.start = Start::Over;
+                    true
+                }
+            };
+            if matters {
+                self.settle();
+            }
+        }
+    }
+
+    fn take_change(&mut self, change: Change) -> bool {
+        let job = match change {
+            Change::Delivered(delivery) => self.book.deliver(delivery),
+            Change::Withdrawn { place, name } => {
+                info!(plugin = name, ?place, "plugin withdrawn");
+                self.abort(&name);
+                self.book.withdraw(place, &name)
+            }
+            Change::Synced(place) => {
+                self.unsynced.remove(&place);
+                if self.unsynced.is_empty() && self.facts.start == Start::Listing {
+                    self.facts.start = Start::Loading;
+                }
+                None
+            }
+        };
+        job.into_iter().for_each(|job| self.start(job));
+        true
+    }
+
+    fn take_definition(&mut self, change: crate::watch::Change) -> bool {
+        let crds = &mut self.facts.crds;
+        match change {
+            crate::watch::Change::Applied { new, .. } => crds.apply(&new),
+            crate::watch::Change::Deleted(object) => crds.remove(&object.key.name),
+            crate::watch::Change::Synced => crds.set_synced(),
+        }
+    }
+
+    fn take_done(&mut self, done: Done) -> bool {
+        match done {
+            Done::Loaded { name, number, finished } => {
+                let counts = self.book.finish(&name, number, finished);
+                if counts {
+                    self.loading.remove(&name);
+                }
+                counts
+            }
+            Done::Asked { needs, answer } => {
+                self.asking.remove(&needs);
+                match answer {
+                    Ok(access) => self.facts.access.insert(needs, access.clone()) != Some(access),
+                    Err(error) => {
+                        warn!(?needs, error, "permissions could not be asked for");
+                        self.unanswered.insert(needs);
+                        false
+                    }
+                }
+            }
+        }
+    }
+
+    fn try_again(&mut self) -> bool {
+        for job in self.book.retry() {
+            self.start(job);
+        }
+        self.unanswered.clear();
+        let denied = self.facts.access.iter().filter_map(|(needs, access)| match access {
+            Access::Denied(missing) => Some((needs.clone(), Some(*missing))),
+            Access::Granted => None,
+        });
+        for (needs, first) in denied.collect::<Vec<_>>() {
+            self.ask(needs, first);
+        }
+        true
+    }
+
+    /// Loads a delivery; what is still being loaded of the same plugin is given up.
+    fn start(&mut self, job: Job) {
+        self.abort(&job.name);
+        let (name, number) = (job.name.clone(), job.number);
+        let load = AssertUnwindSafe(load(job, self.prepare.clone())).catch_unwind();
+        let loading = name.clone();
+        let task = self.work.spawn(async move {
+            let finished = load.await.unwrap_or_else(|_| Err(panicked()));
+            Done::Loaded { name, number, finished }
+        });
+        self.loading.insert(loading, task);
+    }
+
+    fn abort(&mut self, name: &str) {
+        if let Some(task) = self.loading.remove(name) {
+            task.abort();
+        }
+    }
+
+    fn ask(&mut self, needs: Needs, first: Option<access::Permission>) {
+        if !self.asking.insert(needs.clone()) {
+            return;
+        }
+        let answer = (self.ask)(needs.clone(), first);
+        self.work.spawn(async move {
+            let answer = tokio::time::timeout(ASK_TIMEOUT, answer).await;
+            Done::Asked { needs, answer: answer.unwrap_or_else(|_| Err(format!("no answer within {ASK_TIMEOUT:?}"))) }
+        });
+    }
+
+    fn settle(&mut self) {
+        let book::Verdict { table, plugins, wanted } = self.book.settle(&self.facts);
+        // An answer is good for the version that it was asked for; permissions may be others by the time of the next one.
+        self.facts.access.retain(|needs, _| wanted.contains(needs));
+        for needs in wanted {
+            if !self.facts.access.contains_key(&needs) && !self.unanswered.contains(&needs) {
+                self.ask(needs, None);
+            }
+        }
+        self.catalog.replace(table);
+        let before = self.standings.borrow().clone();
+        let synced = self.unsynced.is_empty();
+        let warm = before.warm || (synced && plugins.values().all(|standing| !standing.loading));
+        if warm {
+            self.facts.start = Start::Over;
+        }
+        let standings = Standings { plugins, synced, warm };
+        if *before != standings {
+            announce(&before, &standings);
+            self.standings.send_replace(Arc::new(standings));
+        }
+    }
+}
+
+fn panicked() -> Refused {
+    let message = "The host panicked while it loaded the plugin; the log has more. It is tried again every 10 s.";
+    Refused { digest: None, refusal: Refusal::new(reason::HOST_FAILURE, message) }
+}
+
+/// The gates that do not depend on the cluster.
+async fn load(job: Job, prepare: Prepare) -> Finished {
+    let Job { name, delivery, known, .. } = job;
+    let opened = tokio::task::spawn_blocking(move || package::open(&name, delivery.files.iter().cloned())).await;
+    let package = match opened {
+        Ok(opened) => Arc::new(opened.map_err(|refusal| Refused { digest: None, refusal })?),
+        Err(_) => return Err(panicked()),
+    };
+    let (digest, config_hash, config) = (package.digest, package.config_hash.clone(), package.config.clone());
+    if let Some(same) = known.into_iter().find(|known| known.digest == digest && known.config_hash == config_hash) {
+        return Ok(same);
+    }
+    let refused = |refusal| Refused { digest: Some(digest), refusal };
+    let Prepared { claim, handler } = prepare(package).await.map_err(refused)?;
+    Ok(Arc::new(Loaded { digest, config_hash, config, claim, handler }))
+}
+
+/// One line for each change that an operator wants to know of.
+fn announce(before: &Standings, now: &Standings) {
+    for (name, standing) in &now.plugins {
+        let old = before.plugins.get(name);
+        if let Some(serving) = standing.serving.as_ref().filter(|serving| old.and_then(|old| old.serving.as_ref()) != Some(serving)) {
+            info!(plugin = name, kind = %serving.claim.reconciles, digest = %serving.digest, paused = serving.paused, "plugin serves");
+        }
+        if let Some(refused) = standing.refused.as_ref().filter(|refused| old.and_then(|old| old.refused.as_ref()) != Some(refused)) {
+            let digest = refused.digest.map(tracing::field::display);
+            warn!(plugin = name, reason = refused.refusal.reason, why = refused.refusal.message, digest, "plugin refused");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{
+        catalog::Serving,
+        loader::crd::tests as crd,
+        object::Kind,
+        reconcile::{Next, Outcome, Request},
+        source::Delivery,
+    };
+
+    fn prepared() -> Prepared {
+        let reconciles = Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true };
+        let claim = Arc::new(Claim {
+            reconciles,
+            progress: None,
+            dead_letter: None,
+            priority_field: None,
+            reads: vec![],
+            owns: vec![],
+            hosts: vec![],
+            finalizer: false,
+            label_prefixes: vec![],
+            sdk: String::new(),
+        });
+        let handler = |_: Request| async { Ok(Outcome::just(Next::AwaitChange)) }.boxed();
+        Prepared { claim, handler: Arc::new(handler) }
+    }
+
+    fn delivery(name: &str, version: &str, code: &'static [u8]) -> Change {
+        let files = vec![("p.wasm".to_owned(), Bytes::from_static(code))];
+        let (name, version, created) = (name.to_owned(), version.to_owned(), String::new());
+        Change::Delivered(Delivery { place: Place::ConfigMap, name, uid: Some("u".into()), created, version, files })
+    }
+
+    /// A running loader on a cluster with the definition.
+    struct Running {
+        changes: mpsc::UnboundedSender<Change>,
+        definitions: mpsc::UnboundedSender<crate::watch::Change>,
+        catalog: Catalog,
+        standings: watch::Receiver<Arc<Standings>>,
+        _task: JoinSet<()>,
+    }
+
+    fn run(prepare: Prepare, ask: Ask) -> Running {
+        let loader = Loader::new(prepare, ask, [Place::ConfigMap]);
+        let (changes, from_source) = mpsc::unbounded_channel();
+        let (definitions, from_informer) = mpsc::unbounded_channel();
+        let (catalog, standings) = (loader.catalog(), loader.standings());
+        let mut task = JoinSet::new();
+        task.spawn(loader.run(from_source, from_informer));
+        let new = Arc::new(crd::object(&crd::definition("crd")));
+        definitions.send(crate::watch::Change::Applied { old: None, new, listed: true }).expect("runs");
+        definitions.send(crate::watch::Change::Synced).expect("runs");
+        Running { changes, definitions, catalog, standings, _task: task }
+    }
+
+    fn synced(running: Running) -> Running {
+        running.send(Change::Synced(Place::ConfigMap));
+        running
+    }
+
+    impl Running {
+        fn send(&self, change: Change) {
+            self.changes.send(change).expect("runs");
+        }
+
+        async fn until(&mut self, what: impl FnMut(&Arc<Standings>) -> bool) {
+            let reached = tokio::time::timeout(Duration::from_secs(60), self.standings.wait_for(what)).await;
+            let reached = reached.map(|standings| standings.is_ok());
+            assert_eq!(reached, Ok(true), "{:?}", self.standings.borrow());
+        }
+
+        fn serving(&self) -> Option<Arc<Serving>> {
+            self.catalog.subscribe().borrow().values().next().cloned()
+        }
+    }
+
+    fn granted() -> Ask {
+        Box::new(|_, _| async { Ok(Access::Granted) }.boxed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delivery_goes_through_its_gates_into_the_catalog_and_out_with_its_definition() {
+        let mut running = run(Arc::new(|_| async { Ok(prepared()) }.boxed()), granted());
+        assert!(!running.standings.borrow().warm);
+        running.send(delivery("p", "1", b"1"));
+        running.send(Change::Synced(Place::ConfigMap));
+        running.until(|standings| standings.warm && standings.plugins["p"].serving.is_some()).await;
+        assert_eq!(running.serving().expect("serves").digest, package::Digest::of(b"1"));
+        let gone = Arc::new(crd::object(&crd::definition("crd")));
+        running.definitions.send(crate::watch::Change::Deleted(gone)).expect("runs");
+        running.until(|standings| standings.plugins["p"].refused.is_some()).await;
+        assert!(running.serving().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_slow_component_holds_up_no_other_and_is_given_up_for_a_later_one() {
+        let prepare: Prepare = Arc::new(|package| {
+            async move {
+                if &*package.component == b"slow" {
+                    std::future::pending::<()>().await;
+                }
+                Ok(prepared())
+            }
+            .boxed()
+        });
+        let mut running = synced(run(prepare, granted()));
+        running.send(delivery("a", "1", b"slow"));
+        running.send(delivery("b", "1", b"quick"));
+        running.until(|standings| standings.plugins.get("b").is_some_and(|b| b.serving.is_some())).await;
+        running.send(delivery("a", "2", b"quick"));
+        running.until(|standings| standings.plugins["a"].refused.is_some() || standings.plugins["a"].serving.is_some()).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_while_loading_is_the_hosts_failure_and_tried_again() {
+        let tries = Arc::new(Mutex::new(0));
+        let prepare: Prepare = Arc::new({
+            let tries = tries.clone();
+            move |_| {
+                let tries = tries.clone();
+                async move {
+                    let mut tries = tries.lock().expect("not poisoned yet").to_owned();
+                    tries += 1;
+                    assert!(tries > 1, "the first try panics");
+                    Ok(prepared())
+                }
+                .boxed()
+            }
+        });
+        let mut running = synced(run(prepare, granted()));
+        running.send(delivery("p", "1", b"1"));
+        running.until(|standings| standings.plugins.get("p").is_some_and(|p| p.refused.is_some())).await;
+        let reason = running.standings.borrow().plugins["p"].refused.as_ref().map(|refused| refused.refusal.reason);
+        assert_eq!(reason, Some(reason::HOST_FAILURE));
+        *tries.lock().expect("not poisoned") = 1;
+        running.until(|standings| standings.plugins["p"].serving.is_some()).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_missing_permission_is_asked_for_once_in_ten_seconds_until_it_is_there() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let ask: Ask = Box::new({
+            let asked = asked.clone();
+            move |needs, first| {
+                let mut asked = asked.lock().expect("not poisoned");
+                asked.push(first);
+                let missing = needs.permissions().nth(1).expect("watch");
+                let access = if asked.len() < 4 { Access::Denied(missing) } else { Access::Granted };
+                async move { Ok(access) }.boxed()
+            }
+        });
+        let mut running = synced(run(Arc::new(|_| async { Ok(prepared()) }.boxed()), ask));
+        let started = tokio::time::Instant::now();
+        running.send(delivery("p", "1", b"1"));
+        running.until(|standings| standings.plugins.get("p").is_some_and(|p| p.refused.is_some())).await;
+        running.until(|standings| standings.plugins["p"].serving.is_some()).await;
+        assert_eq!(started.elapsed().as_secs(), 30);
+        let asked = asked.lock().expect("not poisoned");
+        assert!(asked.len() == 4 && asked[0].is_none() && asked[1].is_some(), "{asked:?}");
+    }
+}

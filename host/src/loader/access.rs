@@ -1,0 +1,148 @@
+//! What the host's own account needs for a kind, and the question to the API server whether it may.
+
+use futures::{FutureExt, future::BoxFuture};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use kube::{Api, Client, api::PostParams};
+use serde_json::{Value, json};
+
+use crate::{
+    claim::Claim,
+    object::Kind,
+    package::{Refusal, reason},
+};
+
+/// The permissions that the host needs to serve a claim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Needs {
+    group: String,
+    plural: String,
+    labels: bool,
+}
+
+/// One permission: a verb on the kind or on its status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permission {
+    verb: &'static str,
+    status: bool,
+}
+
+/// The answer for some [`Needs`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Everything is allowed.
+    Granted,
+    /// This is not; what comes after it has not been asked.
+    Denied(Permission),
+}
+
+impl Needs {
+    /// Of a claim: to watch the kind, to read one object afresh, to write its status, and its labels where there are any to write.
+    pub fn of(claim: &Claim) -> Self {
+        let Kind { group, plural, .. } = &claim.reconciles;
+        let mirrors = claim.progress.as_ref().is_some_and(|progress| progress.mirror_label.is_some());
+        Self::new(group.clone(), plural.clone(), mirrors || !claim.label_prefixes.is_empty())
+    }
+
+    /// Of a kind by group and plural name, with or without its labels.
+    pub fn new(group: String, plural: String, labels: bool) -> Self {
+        Self { group, plural, labels }
+    }
+
+    /// The rules of a role that grants all of this.
+    pub fn rules(&self) -> Value {
+        let verbs = |status: bool| self.permissions().filter(|permission| permission.status == status).map(|p| p.verb).collect::<Vec<_>>();
+        json!([
+            { "apiGroups": [self.group], "resources": [self.plural], "verbs": verbs(false) },
+            { "apiGroups": [self.group], "resources": [format!("{}/status", self.plural)], "verbs": verbs(true) },
+        ])
+    }
+
+    /// Each permission, in the order in which they are asked for.
+    pub fn permissions(&self) -> impl Iterator<Item = Permission> {
+        let on_kind = |verb| Permission { verb, status: false };
+        let reads = ["list", "watch", "get"].into_iter().map(on_kind);
+        reads.chain([Permission { verb: "patch", status: true }]).chain(self.labels.then(|| on_kind("patch")))
+    }
+
+    /// The sentence for a permission that is missing.
+    pub fn refusal(&self, missing: Permission) -> Refusal {
+        let resource = if missing.status { format!("{}/status", self.plural) } else { self.plural.clone() };
+        let message = format!(
+            "The host's ServiceAccount may not {} {resource} in the group {:?}: bind it to a ClusterRole with get, list, watch and patch on {} and \
+             patch on {}/status (\"berth push\" makes one). It is asked for again every 10 s.",
+            missing.verb, self.group, self.plural, self.plural
+        );
+        Refusal::new(reason::FORBIDDEN, message)
+    }
+}
+
+/// Asks one time whether the needs are granted, beginning with the permission that was denied last, so that waiting for one costs one
+/// request a time. An error, in a sentence, where there is no answer.
+pub type Ask = Box<dyn Fn(Needs, Option<Permission>) -> BoxFuture<'static, Result<Access, String>> + Send + Sync>;
+
+/// Asks by SelfSubjectAccessReview: for each of these namespaces, or with none for the whole cluster.
+pub fn self_review(client: Client, namespaces: Vec<String>) -> Ask {
+    let places: Vec<_> = if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
+    Box::new(move |needs, first| {
+        let (client, places) = (client.clone(), places.clone());
+        async move {
+            let later = needs.permissions().filter(|permission| Some(*permission) != first);
+            for permission in first.into_iter().chain(later) {
+                for namespace in &places {
+                    if !allowed(&client, namespace.as_deref(), &needs, permission).await? {
+                        return Ok(Access::Denied(permission));
+                    }
+                }
+            }
+            Ok(Access::Granted)
+        }
+        .boxed()
+    })
+}
+
+async fn allowed(client: &Client, namespace: Option<&str>, needs: &Needs, permission: Permission) -> Result<bool, String> {
+    let attributes = ResourceAttributes {
+        namespace: namespace.map(str::to_owned),
+        verb: Some(permission.verb.to_owned()),
+        group: Some(needs.group.clone()),
+        resource: Some(needs.plural.clone()),
+        subresource: permission.status.then(|| "status".to_owned()),
+        ..ResourceAttributes::default()
+    };
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..SelfSubjectAccessReviewSpec::default() },
+        ..SelfSubjectAccessReview::default()
+    };
+    let answer = Api::<SelfSubjectAccessReview>::all(client.clone()).create(&PostParams::default(), &review).await;
+    Ok(answer.map_err(|error| error.to_string())?.status.is_some_and(|status| status.allowed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patching_the_kind_itself_is_needed_only_for_labels() {
+        let verbs = |labels| {
+            let needs = Needs { group: "g".into(), plural: "ks".into(), labels };
+            needs.permissions().map(|p| format!("{}{}", p.verb, if p.status { "/status" } else { "" })).collect::<Vec<_>>()
+        };
+        assert_eq!(verbs(false), ["list", "watch", "get", "patch/status"]);
+        assert_eq!(verbs(true), ["list", "watch", "get", "patch/status", "patch"]);
+    }
+
+    #[test]
+    fn a_role_has_a_rule_for_the_kind_and_one_for_its_status() {
+        let rules = Needs::new("g".into(), "ks".into(), true).rules();
+        assert_eq!(rules[0], json!({ "apiGroups": ["g"], "resources": ["ks"], "verbs": ["list", "watch", "get", "patch"] }));
+        assert_eq!(rules[1], json!({ "apiGroups": ["g"], "resources": ["ks/status"], "verbs": ["patch"] }));
+    }
+
+    #[test]
+    fn the_sentence_names_verb_resource_and_what_to_add() {
+        let needs = Needs { group: "g".into(), plural: "ks".into(), labels: false };
+        let refusal = needs.refusal(Permission { verb: "patch", status: true });
+        assert!(refusal.message.contains("may not patch ks/status in the group \"g\""), "{refusal}");
+        assert!(refusal.message.contains("ClusterRole with get, list, watch and patch on ks and patch on ks/status"), "{refusal}");
+    }
+}

@@ -24,6 +24,7 @@ pub mod backoff;
 pub mod catalog;
 pub mod claim;
 pub mod client;
+pub mod controller;
 pub mod events;
 pub mod fence;
 pub mod kinds;

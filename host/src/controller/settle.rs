@@ -1,0 +1,266 @@
+//! What an outcome means: one function, one match, in which every way that a run can end gets its status, requeue, event and metric.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::{
+    claim::{Claim, DeadLetter, Progress},
+    metrics::Verdict,
+    object::{Object, at},
+    queue::Then,
+    reconcile::{Event, Failure, Next, Outcome},
+    status::{MESSAGE_MAX, cut, difference},
+};
+
+/// The pause after the host itself could not run a handler.
+const HOST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What follows from a run.
+#[derive(Debug)]
+pub struct Settlement {
+    /// Merge patch of the status; none where nothing differs.
+    pub status: Option<Value>,
+    /// Labels that the handler wants, without the mirror label.
+    pub labels: Vec<(String, Option<String>)>,
+    /// Events to publish once the status is written.
+    pub events: Vec<Event>,
+    /// What the queue does with the key.
+    pub then: Then,
+    /// For the metrics and the log line.
+    pub verdict: Verdict,
+    /// The generation that a counted failure was counted for.
+    pub counted: bool,
+}
+
+/// Decides. `value` is `object` parsed; `failures` is how many failures are counted so far for this version of the spec.
+pub fn settle(claim: &Claim, object: &Object, value: &Value, failures: u32, result: Result<Outcome, Failure>) -> Settlement {
+    let given = at(value, "status").cloned().unwrap_or(Value::Null);
+    let (outcome, next) = match result {
+        Ok(outcome) => {
+            let next = outcome.next.clone();
+            (outcome, next)
+        }
+        Err(Failure::Fenced) => return nothing(Then::Again(HOST_PAUSE), Verdict::Fenced),
+        Err(failure @ Failure::Host(_)) => {
+            tracing::error!(%failure, "not run");
+            return nothing(Then::Again(HOST_PAUSE), Verdict::HostError);
+        }
+        Err(failure) => {
+            let next = Next::Retry(failure.to_string());
+            (Outcome::just(next.clone()), next)
+        }
+    };
+    let own_status = outcome.status.is_some();
+    let mut status = Status { fields: outcome.status.unwrap_or_else(|| given.clone()), given };
+    let mut events = outcome.events;
+    let (then, verdict) = match next {
+        Next::AwaitChange => {
+            status.forgive(claim, failures, own_status);
+            status.stamp(claim, object, own_status);
+            (Then::Wait, Verdict::Success)
+        }
+        Next::After(after) => {
+            status.forgive(claim, failures, own_status);
+            (Then::After(after), Verdict::Requeue)
+        }
+        Next::GiveUp(cause) => {
+            status.give_up(claim, object, &cause, own_status);
+            events.push(warning("GaveUp", &cause));
+            (Then::Stop, Verdict::GiveUp)
+        }
+        Next::Retry(cause) => status.fail(claim, object, failures, cause, None, &mut events),
+        Next::RetryAfter(after, cause) => status.fail(claim, object, failures, cause, Some(after), &mut events),
+    };
+    Settlement {
+        status: difference(&status.given, &status.fields),
+        labels: outcome.labels,
+        events,
+        then,
+        verdict,
+        counted: matches!(verdict, Verdict::Failure | Verdict::DeadLetter),
+    }
+}
+
+/// What re-opening a settled object writes: the phase and the failure account go, so that the schema's defaults show.
+pub fn reopen(claim: &Claim) -> Option<Value> {
+    let progress = claim.progress.as_ref()?;
+    let mut patch = Value::Null;
+    set(&mut patch, &progress.phase_field, Value::Null);
+    if let Some(dead_letter) = &claim.dead_letter {
+        if let Some(retries) = &dead_letter.retries_field {
+            set(&mut patch, retries, 0.into());
+        }
+        set(&mut patch, &dead_letter.message_field, Value::Null);
+    }
+    Some(patch)
+}
+
+/// Where an object stands, by its claim's `progress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Work to do.
+    Open,
+    /// Finished for this version of the spec.
+    Settled,
+    /// Finished for a former version of the spec: to be re-opened first.
+    Stale,
+}
+
+/// Reads it off the object. The generation bump of a deletion is no new spec.
+pub fn standing(claim: &Claim, object: &Object, value: &Value) -> Standing {
+    let Some(Progress { phase_field, settled, .. }) = &claim.progress else { return Standing::Open };
+    let phase = at(value, phase_field).and_then(Value::as_str);
+    if !phase.is_some_and(|phase| settled.iter().any(|settled| settled == phase)) {
+        return Standing::Open;
+    }
+    match at(value, "status.observedGeneration").and_then(Value::as_i64) {
+        _ if object.deleting => Standing::Settled,
+        Some(observed) if observed == object.generation => Standing::Settled,
+        _ => Standing::Stale,
+    }
+}
+
+/// How many failures the status accounts for.
+pub fn retries(claim: &Claim, value: &Value) -> Option<u32> {
+    let field = claim.dead_letter.as_ref()?.retries_field.as_ref()?;
+    Some(at(value, field).and_then(Value::as_u64).map_or(0, |retries| u32::try_from(retries).unwrap_or(u32::MAX)))
+}
+
+/// The mirror label and the value that it ought to have, where the claim has one. `Err` names a phase that no label can hold.
+pub fn mirror(claim: &Claim, value: &Value) -> Option<Result<(String, Option<String>), String>> {
+    let progress = claim.progress.as_ref()?;
+    let label = progress.mirror_label.clone()?;
+    let phase = at(value, &progress.phase_field).and_then(Value::as_str).map(str::to_lowercase);
+    match phase {
+        Some(phase) if !is_label_value(&phase) => Some(Err(phase)),
+        phase => Some(Ok((label, phase))),
+    }
+}
+
+/// <https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>
+fn is_label_value(value: &str) -> bool {
+    let ends = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
+    value.len() <= 63
+        && ends(value.chars().next())
+        && ends(value.chars().next_back())
+        && value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+fn nothing(then: Then, verdict: Verdict) -> Settlement {
+    Settlement { status: None, labels: Vec::new(), events: Vec::new(), then, verdict, counted: false }
+}
+
+fn warning(reason: &str, note: &str) -> Event {
+    Event { warning: true, reason: reason.into(), action: "Reconcile".into(), note: cut(note, MESSAGE_MAX) }
+}
+
+/// The status as it was given and as it is to be.
+struct Status {
+    given: Value,
+    fields: Value,
+}
+
+impl Status {
+    /// Success sets the failure account back. Where the handler sent no status, the host takes its own message away too.
+    fn forgive(&mut self, claim: &Claim, failures: u32, own_status: bool) {
+        let Some(DeadLetter { retries_field, message_field, .. }) = &claim.dead_letter else { return };
+        if let Some(retries) = retries_field {
+            match self.given_at(retries).and_then(Value::as_u64) {
+                Some(0) | None => self.keep(retries),
+                Some(_) => self.set(retries, 0.into()),
+            }
+        }
+        if failures > 0 && !own_status {
+            self.set(message_field, Value::Null);
+        }
+    }
+
+    fn stamp(&mut self, claim: &Claim, object: &Object, own_status: bool) {
+        if claim.progress.is_some() || own_status {
+            self.set("status.observedGeneration", object.generation.into());
+        }
+    }
+
+    fn give_up(&mut self, claim: &Claim, object: &Object, cause: &str, own_status: bool) {
+        self.stamp(claim, object, own_status);
+        let Some(dead_letter) = &claim.dead_letter else { return };
+        self.set(&dead_letter.phase_field(claim), dead_letter.phase.clone().into());
+        let own_message = own_status && at_status(&self.fields, &dead_letter.message_field).is_some_and(|message| !message.is_null());
+        if !own_message {
+            self.set(&dead_letter.message_field, cut(cause, MESSAGE_MAX).into());
+        }
+        if let Some(retries) = &dead_letter.retries_field {
+            self.keep(retries);
+        }
+    }
+
+    fn fail(
+        &mut self,
+        claim: &Claim,
+        object: &Object,
+        failures: u32,
+        cause: String,
+        after: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> (Then, Verdict) {
+        let failures = failures.saturating_add(1);
+        self.keep("status.observedGeneration");
+        if let Some(dead_letter) = &claim.dead_letter {
+            self.set(&dead_letter.message_field, cut(&cause, MESSAGE_MAX).into());
+            if let Some(retries) = &dead_letter.retries_field {
+                self.set(retries, failures.into());
+            }
+            if dead_letter.after.is_some_and(|after| failures >= after) {
+                self.set(&dead_letter.phase_field(claim), dead_letter.phase.clone().into());
+                self.stamp(claim, object, true);
+                events.push(warning("DeadLettered", &format!("gave up after {failures} failures: {cause}")));
+                return (Then::Stop, Verdict::DeadLetter);
+            }
+        }
+        if failures == 1 {
+            events.push(warning("ReconcileFailed", &cause));
+        }
+        (Then::Fail { cause, after }, Verdict::Failure)
+    }
+
+    fn given_at(&self, path: &str) -> Option<&Value> {
+        at_status(&self.given, path)
+    }
+
+    fn set(&mut self, path: &str, value: Value) {
+        set(&mut self.fields, path, value);
+    }
+
+    /// A field of the host's own stays as it was, whatever the handler's status says of it.
+    fn keep(&mut self, path: &str) {
+        let value = self.given_at(path).cloned().unwrap_or(Value::Null);
+        set(&mut self.fields, path, value);
+    }
+}
+
+impl DeadLetter {
+    /// The dead letter's phase is written where `progress` reads it.
+    fn phase_field(&self, claim: &Claim) -> String {
+        claim.progress.as_ref().map_or_else(|| "status.phase".to_owned(), |progress| progress.phase_field.clone())
+    }
+}
+
+fn at_status<'v>(status: &'v Value, path: &str) -> Option<&'v Value> {
+    at(status, path.strip_prefix("status.").unwrap_or(path))
+}
+
+/// Sets the value at a path such as `status.phase`, of a value that is the status.
+fn set(status: &mut Value, path: &str, value: Value) {
+    let mut place = status;
+    for field in path.strip_prefix("status.").unwrap_or(path).split('.') {
+        if !place.is_object() {
+            *place = Value::Object(Map::new());
+        }
+        place = place.as_object_mut().expect("just made one").entry(field).or_insert(Value::Null);
+    }
+    *place = value;
+}
+
+#[cfg(test)]
+mod tests;

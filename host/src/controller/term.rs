@@ -1,0 +1,466 @@
+//! What is remembered of each object during one term of leadership, and which changes wake it.
+//!
+//! # Guarantees
+//! - An object is woken by a difference in generation, deletion, labels, annotations or status from what the host last saw *or wrote*;
+//!   contents are compared, so an own write never wakes and a foreign reset does.
+//! - What happens to an object while it runs is held until its write has settled, and compared then.
+//!
+//! # Assumptions
+//! The store is updated before [`Term::observe`] is called.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use serde::Deserialize;
+use serde_json::{Value, value::RawValue};
+use tokio::time::Instant;
+
+use super::settle::{Settlement, mirror};
+use crate::{
+    claim::Claim,
+    object::{GroupKind, Key, Object, at},
+    queue::{Cause, Queue, Then, Turn},
+};
+
+/// How long an object may lack its mirror label before the host sets it: a run that comes at once sets it anyway.
+const MIRROR_AFTER: Duration = Duration::from_secs(1);
+
+/// One term. Dropped when leadership ends, with everything that waits in it.
+#[derive(Debug)]
+pub struct Term {
+    /// Its queue.
+    pub queue: Queue,
+    tracked: Mutex<HashMap<Key, Tracked>>,
+    unmirrored: Mutex<VecDeque<(Instant, Key)>>,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    seen: Seen,
+    running: bool,
+    /// The generation for which the status counts failures, as far as this term knows.
+    counted_for: Option<i64>,
+    pending: Option<Pending>,
+}
+
+/// An outcome whose write is owed.
+#[derive(Debug)]
+pub struct Pending {
+    /// The state that it was computed from.
+    pub given: Arc<Object>,
+    /// What to write.
+    pub settlement: Settlement,
+    /// Whether the write may have happened.
+    pub uncertain: bool,
+    /// How often it was tried.
+    pub attempts: u32,
+}
+
+/// What of an object decides whether it is looked at again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    uid: Arc<str>,
+    generation: i64,
+    deleting: bool,
+    rest: u64,
+}
+
+#[derive(Deserialize)]
+struct Parts<'a> {
+    #[serde(borrow)]
+    metadata: Meta<'a>,
+    #[serde(borrow)]
+    status: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Meta<'a> {
+    #[serde(borrow)]
+    labels: Option<&'a RawValue>,
+    #[serde(borrow)]
+    annotations: Option<&'a RawValue>,
+}
+
+impl Seen {
+    /// The API server encodes the same content the same way, so the texts are compared.
+    fn of(object: &Object) -> Self {
+        let parts: Parts = serde_json::from_str(&object.json).expect("the text was parsed when the object was made");
+        let mut hasher = DefaultHasher::new();
+        for part in [parts.metadata.labels, parts.metadata.annotations, parts.status] {
+            part.map(RawValue::get).hash(&mut hasher);
+        }
+        Self { uid: object.uid.clone(), generation: object.generation, deleting: object.deleting, rest: hasher.finish() }
+    }
+
+    fn is_new_spec_after(&self, before: &Self) -> bool {
+        self.uid != before.uid || (self.generation != before.generation && !self.deleting)
+    }
+}
+
+impl Term {
+    /// A term without lanes.
+    pub fn new() -> Self {
+        Self { queue: Queue::new(), tracked: Mutex::default(), unmirrored: Mutex::default() }
+    }
+
+    /// Takes note of an object as the store has it now, and wakes it if that says something new.
+    pub fn observe(&self, key: &Key, claim: &Claim, object: &Object, listed: bool) {
+        let (seen, priority) = (Seen::of(object), priority(claim, object));
+        let mut tracked = self.lock();
+        let cause = match tracked.get_mut(key) {
+            None => {
+                tracked.insert(key.clone(), Tracked { seen, running: false, counted_for: None, pending: None });
+                if listed { Cause::FirstList } else { Cause::NewSpec }
+            }
+            Some(known) if known.running || known.seen == seen => return,
+            Some(known) => known.renew(seen),
+        };
+        if !self.queue.wake(key, &object.uid, cause, priority) {
+            // Its lane is not open yet: who opens it looks at all objects, and has to find this one new.
+            tracked.remove(key);
+            return;
+        }
+        drop(tracked);
+        if lacks_mirror(claim, object) {
+            self.mirror_after(key, MIRROR_AFTER);
+        }
+    }
+
+    /// The object's mirror label is to be looked at after this time.
+    pub fn mirror_after(&self, key: &Key, after: Duration) {
+        self.unmirrored.lock().expect("no panic while the lock is held").push_back((Instant::now() + after, key.clone()));
+    }
+
+    /// Wakes an object although nothing is known to have changed.
+    pub fn wake(&self, key: &Key, claim: &Claim, object: &Object, cause: Cause) {
+        let priority = priority(claim, object);
+        let mut tracked = self.lock();
+        if self.queue.wake(key, &object.uid, cause, priority) {
+            tracked.entry(key.clone()).or_insert_with(|| Tracked {
+                seen: Seen::of(object),
+                running: false,
+                counted_for: None,
+                pending: None,
+            });
+        }
+    }
+
+    /// The object is gone. While it runs, the end of the run finds out.
+    pub fn gone(&self, key: &Key) {
+        let mut tracked = self.lock();
+        if tracked.get(key).is_some_and(|known| !known.running) {
+            tracked.remove(key);
+            self.queue.forget(key);
+        }
+    }
+
+    /// Forgets a kind.
+    pub fn close(&self, kind: &GroupKind) {
+        self.queue.close(kind);
+        self.lock().retain(|key, known| key.kind != *kind || known.running);
+    }
+
+    /// A turn begins: from here on events of the key are held. Returns the write that is owed and the generation counted for.
+    pub fn begin(&self, key: &Key, object: &Object) -> (Option<Pending>, Option<i64>) {
+        let mut tracked = self.lock();
+        let known = tracked.entry(key.clone()).or_insert_with(|| Tracked {
+            seen: Seen::of(object),
+            running: true,
+            counted_for: None,
+            pending: None,
+        });
+        known.running = true;
+        let seen = Seen::of(object);
+        if known.seen != seen {
+            known.renew(seen);
+        }
+        (known.pending.take(), known.counted_for)
+    }
+
+    /// Keeps an outcome whose write is owed.
+    pub fn owe(&self, key: &Key, pending: Pending) {
+        if let Some(known) = self.lock().get_mut(key) {
+            known.pending = Some(pending);
+        }
+    }
+
+    /// Failures of this generation are in the status now.
+    pub fn counted(&self, key: &Key, generation: i64) {
+        if let Some(known) = self.lock().get_mut(key) {
+            known.counted_for = Some(generation);
+        }
+    }
+
+    /// A turn ends. `last` is the state that the run was given or last wrote; `current` reads what the store holds now, which is
+    /// later if someone else was there meanwhile.
+    pub fn finish(&self, turn: Turn, then: Then, last: Option<&Object>, claim: &Claim, current: impl FnOnce() -> Option<Arc<Object>>) {
+        let mut tracked = self.lock();
+        match (current(), tracked.get_mut(&turn.key)) {
+            (Some(current), Some(known)) => {
+                known.running = false;
+                if let Some(last) = last {
+                    known.seen = Seen::of(last);
+                }
+                let seen = Seen::of(&current);
+                if known.seen != seen {
+                    let cause = known.renew(seen);
+                    self.queue.wake(&turn.key, &current.uid, cause, priority(claim, &current));
+                }
+                drop(tracked);
+                turn.done(then);
+            }
+            (None, _) => {
+                tracked.remove(&turn.key);
+                self.queue.forget(&turn.key);
+                drop(tracked);
+                turn.done(Then::Wait);
+            }
+            (Some(_), None) => turn.done(Then::Wait),
+        }
+    }
+
+    /// Objects, at most so many, that have lacked their mirror label for long enough and do not run now.
+    pub fn unmirrored(&self, limit: usize) -> Vec<Key> {
+        let mut queue = self.unmirrored.lock().expect("no panic while the lock is held");
+        let now = Instant::now();
+        let due = queue.iter().take(limit).take_while(|(due, _)| *due <= now).count();
+        let keys: Vec<Key> = queue.drain(..due).map(|(_, key)| key).collect();
+        drop(queue);
+        let tracked = self.lock();
+        keys.into_iter().filter(|key| tracked.get(key).is_some_and(|known| !known.running)).collect()
+    }
+
+    /// An own write outside of a turn: it does not wake.
+    pub fn wrote(&self, key: &Key, answer: &Object) {
+        if let Some(known) = self.lock().get_mut(key).filter(|known| !known.running) {
+            known.seen = Seen::of(answer);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Tracked>> {
+        self.tracked.lock().expect("no panic while the lock is held")
+    }
+}
+
+impl Tracked {
+    /// Takes in another state and says what kind of difference it is.
+    fn renew(&mut self, seen: Seen) -> Cause {
+        let cause = if seen.is_new_spec_after(&self.seen) { Cause::NewSpec } else { Cause::Change };
+        if seen.uid != self.seen.uid {
+            self.counted_for = None;
+            self.pending = None;
+        } else if cause == Cause::NewSpec && self.counted_for.is_none() {
+            self.counted_for = Some(self.seen.generation);
+        }
+        self.seen = seen;
+        cause
+    }
+}
+
+/// The priority that the object asks for; 0 where it asks for none that is an integer.
+fn priority(claim: &Claim, object: &Object) -> i64 {
+    let Some(field) = &claim.priority_field else { return 0 };
+    let value = object.value();
+    match at(&value, field) {
+        Some(Value::Number(number)) => number.as_i64().unwrap_or_else(|| match number.as_f64() {
+            Some(huge) if huge > 0.0 => i64::MAX,
+            Some(_) => i64::MIN,
+            None => 0,
+        }),
+        _ => 0,
+    }
+}
+
+/// The labels of an object.
+pub fn labels(object: &Object) -> BTreeMap<String, String> {
+    let parts: Parts = serde_json::from_str(&object.json).expect("the text was parsed when the object was made");
+    parts.metadata.labels.and_then(|labels| serde_json::from_str(labels.get()).ok()).unwrap_or_default()
+}
+
+fn lacks_mirror(claim: &Claim, object: &Object) -> bool {
+    if claim.progress.as_ref().is_none_or(|progress| progress.mirror_label.is_none()) {
+        return false;
+    }
+    match mirror(claim, &object.value()) {
+        Some(Ok((label, wanted))) => labels(object).get(&label) != wanted.as_ref(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{claim::Pace, object::Kind};
+
+    fn claim() -> Claim {
+        Claim {
+            reconciles: Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true },
+            progress: None,
+            dead_letter: None,
+            priority_field: Some("spec.priority".into()),
+            reads: vec![],
+            owns: vec![],
+            hosts: vec![],
+            finalizer: false,
+            label_prefixes: vec![],
+            sdk: String::new(),
+        }
+    }
+
+    fn object(uid: &str, version: u32, generation: i64, status: Value) -> Arc<Object> {
+        let metadata = json!({"name": "n", "uid": uid, "resourceVersion": version.to_string(), "generation": generation});
+        Arc::new(Object::parse(&json!({"metadata": metadata, "status": status}).to_string()).expect("parses"))
+    }
+
+    struct Bench {
+        term: Term,
+        key: Key,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let key = Key { kind: claim().reconciles.group_kind(), object: crate::object::ObjectKey::new(None, "n") };
+            let term = Term::new();
+            let pace = Pace { concurrency: 4, backoff_base: Duration::from_secs(1), backoff_max: Duration::from_secs(300) };
+            term.queue.open(key.kind.clone(), pace);
+            Self { term, key }
+        }
+
+        fn observe(&self, object: &Object) {
+            self.term.observe(&self.key, &claim(), object, false);
+        }
+
+        async fn turn(&self) -> Option<Turn> {
+            tokio::time::timeout(Duration::from_millis(20), self.term.queue.next()).await.ok()
+        }
+
+        fn finish(&self, turn: Turn, last: &Object, current: &Arc<Object>) {
+            self.term.finish(turn, Then::Wait, Some(last), &claim(), || Some(current.clone()));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_own_write_does_not_wake_whether_its_event_comes_before_or_after_its_answer() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.observe(&first);
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &first);
+        let written = object("u", 2, 1, json!({"phase": "Done"}));
+        bench.observe(&written);
+        bench.finish(turn, &written, &written);
+        bench.observe(&written);
+        assert!(bench.turn().await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_foreign_change_during_a_run_leads_to_another_one() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.observe(&first);
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &first);
+        let edited = object("u", 2, 2, json!({}));
+        bench.observe(&edited);
+        bench.finish(turn, &first, &edited);
+        assert_eq!(bench.turn().await.expect("edited").cause, Cause::NewSpec);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_foreign_reset_of_the_status_wakes_and_a_bare_new_version_does_not() {
+        let bench = Bench::new();
+        let done = object("u", 1, 1, json!({"phase": "Done"}));
+        bench.observe(&done);
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &done);
+        bench.finish(turn, &done, &done);
+        bench.observe(&object("u", 2, 1, json!({"phase": "Done"})));
+        assert!(bench.turn().await.is_none());
+        bench.observe(&object("u", 3, 1, json!({})));
+        assert_eq!(bench.turn().await.expect("reset").cause, Cause::Change);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_recreated_object_starts_afresh_and_owes_nothing() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.observe(&first);
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &first);
+        bench.term.counted(&bench.key, 1);
+        let second = object("v", 5, 1, json!({}));
+        bench.finish(turn, &first, &second);
+        let turn = bench.turn().await.expect("recreated");
+        assert_eq!((turn.cause, &*turn.uid), (Cause::NewSpec, "v"));
+        let (pending, counted) = bench.term.begin(&bench.key, &second);
+        assert!(pending.is_none() && counted.is_none());
+        turn.done(Then::Wait);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_before_its_lane_is_open_is_not_taken_for_seen() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.term.queue.close(&bench.key.kind);
+        bench.observe(&first);
+        let pace = Pace { concurrency: 4, backoff_base: Duration::from_secs(1), backoff_max: Duration::from_secs(300) };
+        bench.term.queue.open(bench.key.kind.clone(), pace);
+        assert!(bench.turn().await.is_none());
+        bench.observe(&first);
+        assert!(bench.turn().await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_edit_right_behind_an_own_write_leads_to_another_run() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.observe(&first);
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &first);
+        let written = object("u", 2, 1, json!({"phase": "Done"}));
+        let edited = object("u", 3, 2, json!({"phase": "Done"}));
+        bench.observe(&edited);
+        bench.finish(turn, &written, &edited);
+        assert_eq!(bench.turn().await.expect("edited").cause, Cause::NewSpec);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_edit_that_a_turn_meets_before_its_event_ends_the_old_account() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({"retries": 3}));
+        bench.observe(&first);
+        let turn = bench.turn().await.expect("new");
+        let edited = object("u", 2, 2, json!({"retries": 3}));
+        let (_, counted_for) = bench.term.begin(&bench.key, &edited);
+        assert_eq!(counted_for, Some(1));
+        turn.done(Then::Wait);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_deleted_during_its_run_is_forgotten_at_the_end() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.observe(&first);
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &first);
+        bench.term.gone(&bench.key);
+        bench.term.finish(turn, Then::Fail { cause: "gone".into(), after: None }, None, &claim(), || None);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert!(bench.turn().await.is_none() && bench.term.lock().is_empty());
+    }
+
+    #[test]
+    fn any_integer_is_a_priority_and_anything_else_is_none() {
+        let of = |priority: Value| {
+            let text = json!({"metadata": {"name": "n"}, "spec": {"priority": priority}}).to_string();
+            super::priority(&claim(), &Object::parse(&text).expect("parses"))
+        };
+        assert_eq!((of(json!(7)), of(json!(-3)), of(json!(1e300)), of(json!("high"))), (7, -3, i64::MAX, 0));
+    }
+}

@@ -20,16 +20,22 @@
 //! [`host`] puts everything together; [`controller`] is the loop; [`reconcile`] is the one trait; [`plugin`] runs components.
 //! The layers, from the bottom up, and what each module is for, are in `CONTRIBUTING.md`; a test keeps them.
 
+pub mod admin;
 pub mod backoff;
 pub mod catalog;
 pub mod claim;
+pub mod cli;
 pub mod client;
 pub mod controller;
+pub mod controlplane;
 pub mod events;
 pub mod fence;
+pub mod host;
+pub mod install;
 pub mod kinds;
 pub mod lease;
 pub mod loader;
+pub mod log;
 pub mod metrics;
 pub mod object;
 pub mod package;
@@ -37,6 +43,7 @@ pub mod plugin;
 pub mod queue;
 pub mod reconcile;
 pub mod report;
+pub mod shutdown;
 pub mod source;
 pub mod status;
 pub mod watch;

@@ -1,0 +1,122 @@
+//! Compilation: once, in bounds, and never from a file that is not ours.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use berth_host::{
+    package::reason,
+    plugin::{Runtime, RuntimeConfig},
+};
+
+use crate::bench::*;
+
+fn artefact(directory: &std::path::Path) -> PathBuf {
+    let mut files = fs::read_dir(directory).expect("a cache").map(|entry| entry.expect("readable").path());
+    files.find(|path| path.extension().is_some_and(|extension| extension == "artefact")).expect("an artefact")
+}
+
+#[tokio::test]
+async fn the_same_bytes_compile_once_and_damaged_artefacts_are_refused() {
+    let events = Events::record();
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new(BERTH, directory.path().join("cache")) };
+    let cache = config.cache_dir.clone();
+    let package = package(relabelled(probe(), "once"), "");
+    let compiled = || events.messages().iter().filter(|message| *message == "compiled a plugin").count();
+
+    let runtime = Runtime::new(config.clone()).expect("a runtime");
+    let (first, second) = tokio::join!(runtime.prepare(&package), runtime.prepare(&package));
+    assert!(first.is_ok() && second.is_ok());
+    assert_eq!(compiled(), 1);
+    drop((first, second, runtime));
+
+    let runtime = Runtime::new(config.clone()).expect("a runtime");
+    runtime.prepare(&package).await.expect("accepted");
+    assert_eq!(compiled(), 1, "the next process maps what this one compiled");
+
+    let path = artefact(&cache);
+    let mut bytes = fs::read(&path).expect("readable");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    // A new file, as the old one is mapped.
+    fs::remove_file(&path).expect("mine");
+    fs::write(&path, bytes).expect("writable");
+    runtime.prepare(&package).await.expect("compiled again");
+    assert_eq!(compiled(), 2);
+    assert!(events.messages().iter().any(|message| message.contains("refused a file of the plugin cache")), "{:?}", events.messages());
+
+    fs::remove_file(artefact(&cache).with_extension("sha256")).expect("mine");
+    runtime.prepare(&package).await.expect("compiled again");
+    assert_eq!(compiled(), 3);
+}
+
+#[tokio::test]
+async fn a_component_that_is_too_much_work_is_refused_within_the_bounds() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cases: [(fn(&mut RuntimeConfig), _); 3] = [
+        (|config| config.compile.cpu = Duration::from_secs(1), "more than 1s of CPU"),
+        (|config| config.compile.memory = 160 << 20, "needs more than 160Mi of memory"),
+        (|config| config.compile.wall = Duration::from_millis(300), "took more than 300ms"),
+    ];
+    let package = package(with_heavy_module(probe()), "");
+    for (set, words) in cases {
+        let mut config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new(BERTH, directory.path().join("cache")) };
+        set(&mut config);
+        let began = Instant::now();
+        let runtime = Runtime::new(config).expect("a runtime");
+        let refusal = runtime.prepare(&package).await.err().expect("refused");
+        assert_eq!(refusal.reason, reason::COMPILE_FAILED, "{refusal}");
+        assert!(refusal.message.contains(words), "{refusal}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    }
+    assert_eq!(fs::read_dir(directory.path().join("cache")).expect("a cache").count(), 0, "nothing is left behind");
+}
+
+#[tokio::test]
+async fn a_component_that_does_not_validate_is_refused_with_the_reason() {
+    // A function that has to return a number and returns nothing.
+    let sections = [section(1, &[1, 0x60, 0, 1, 0x7f]), section(3, &[1, 0]), section(10, &[1, 2, 0, 0x0b])].concat();
+    let broken = [probe(), &section(1, &[b"\0asm\x01\0\0\0", sections.as_slice()].concat())].concat();
+    let refusal = refusal(&broken).await;
+    assert_eq!(refusal.reason, reason::COMPILE_FAILED);
+    assert!(refusal.message.starts_with("It cannot be compiled: "), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_missing_compiler_is_the_hosts_fault() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new("/nonexistent/berth", directory.path().join("cache")) };
+    let refusal = Runtime::new(config).expect("a runtime").prepare(&package(probe(), "")).await.err().expect("refused");
+    assert_eq!(refusal.reason, reason::HOST_FAILURE);
+    assert!(refusal.message.contains("/nonexistent/berth"), "{refusal}");
+}
+
+/// The probe beside a core module of one function with a great many blocks.
+fn with_heavy_module(component: &[u8]) -> Vec<u8> {
+    const BLOCKS: usize = 300_000;
+    // block; local.get 0; br_if 0; local.get 0; i32.const 7; i32.mul; local.set 0; end
+    let block = [0x02, 0x40, 0x20, 0, 0x0d, 0, 0x20, 0, 0x41, 7, 0x6c, 0x21, 0, 0x0b];
+    let body = [vec![0], block.repeat(BLOCKS), vec![0x20, 0, 0x0b]].concat();
+    let code = [vec![1], leb(body.len()), body].concat();
+    let module = [b"\0asm\x01\0\0\0".to_vec(), section(1, &[1, 0x60, 1, 0x7f, 1, 0x7f]), section(3, &[1, 0]), section(10, &code)].concat();
+    [component.to_vec(), section(1, &module)].concat()
+}
+
+fn section(id: u8, content: &[u8]) -> Vec<u8> {
+    [vec![id], leb(content.len()), content.to_vec()].concat()
+}
+
+fn leb(mut number: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    loop {
+        let low = u8::try_from(number & 0x7f).expect("seven bits");
+        number >>= 7;
+        bytes.push(if number == 0 { low } else { low | 0x80 });
+        if number == 0 {
+            return bytes;
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! HTTP of guests: where it may go, what it carries, how long it may take.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::IntoResponse,
+    routing::{any, get, post},
+};
+use berth_host::reconcile::{Failure, Next};
+use serde_json::json;
+
+use crate::bench::*;
+
+/// A server that counts what reaches it.
+struct Server {
+    address: SocketAddr,
+    seen: Arc<AtomicUsize>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let seen = Arc::new(AtomicUsize::new(0));
+        let router = Router::new()
+            .route("/hello", get(async || "hello"))
+            .route("/host", get(async |headers: HeaderMap| headers[header::HOST].to_str().expect("text").to_owned()))
+            .route("/echo", post(async |body: String| body))
+            .route("/elsewhere", get(async || (StatusCode::FOUND, [(header::LOCATION, "/hello")]).into_response()))
+            .route("/big", get(async || vec![b'x'; (1 << 20) + 1]))
+            .route("/full", get(async || vec![b'x'; 1 << 20]))
+            .route("/stall", any(async || std::future::pending::<String>().await))
+            .route("/drip", get(drip))
+            .layer(axum::middleware::from_fn_with_state(
+                seen.clone(),
+                async |State(seen): State<Arc<AtomicUsize>>, request, next: axum::middleware::Next| {
+                    seen.fetch_add(1, Ordering::SeqCst);
+                    next.run(request).await
+                },
+            ));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("serves") });
+        Self { address, seen, task }
+    }
+
+    fn seen(&self) -> usize {
+        self.seen.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn drip() -> Body {
+    let bytes = futures::stream::unfold((), async |()| {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Some((Ok::<_, std::convert::Infallible>("x"), ()))
+    });
+    Body::from_stream(bytes)
+}
+
+/// A bench whose guest may send to `http://mail.demo`, which leads to the server, and to the server's own address.
+async fn bench(server: &Server, more: &str) -> Bench {
+    let address = server.address;
+    let component =
+        claiming(&json!({ "hosts": ["$settings.url", format!("http://{address}"), "http://localhost:1", "http://claimed.demo"] }));
+    let yaml = format!(
+        "settings: {{url: 'http://mail.demo/x'}}\nallowedHosts: ['http://mail.demo', 'http://{address}', 'http://localhost:1', 'http://allowed.demo']\n{more}"
+    );
+    Bench::with(&component, &yaml, |config| config.resolve = vec![format!("mail.demo:80={address}").parse().expect("an entry")]).await
+}
+
+#[tokio::test]
+async fn an_allowed_request_goes_out_and_its_answer_comes_back() {
+    let server = Server::start().await;
+    let bench = bench(&server, "").await;
+    let status = bench.status(json!({ "do": "http", "url": "http://mail.demo/hello" })).await;
+    assert_eq!((&status["code"], &status["body"]), (&json!(200), &json!("hello")));
+    let status = bench.status(json!({ "do": "http", "url": "http://mail.demo/host" })).await;
+    assert_eq!(status["body"], "mail.demo");
+    let status = bench.status(json!({ "do": "http", "url": format!("http://{}/echo", server.address), "body": "é".repeat(5000) })).await;
+    assert_eq!(status["body"].as_str().map(str::len), Some(10_000));
+    let status = bench.status(json!({ "do": "http", "url": "http://mail.demo/full" })).await;
+    assert_eq!(status["length"], 1 << 20);
+}
+
+#[tokio::test]
+async fn redirects_are_the_guests_to_follow() {
+    let server = Server::start().await;
+    let status = bench(&server, "").await.status(json!({ "do": "http", "url": "http://mail.demo/elsewhere" })).await;
+    assert_eq!((&status["code"], server.seen()), (&json!(302), 1));
+}
+
+#[tokio::test]
+async fn what_is_not_both_claimed_and_allowed_is_denied_and_the_log_says_how_to_allow_it() {
+    let events = Events::record();
+    let server = Server::start().await;
+    let bench = bench(&server, "").await;
+    let port = server.address.port();
+    for (url, words) in [
+        ("http://claimed.demo/".to_owned(), "add http://claimed.demo:80 to `allowedHosts`"),
+        ("http://allowed.demo/".into(), "does not ask for it"),
+        ("http://other.demo/".into(), "http://other.demo:80"),
+        ("https://mail.demo/".into(), "https://mail.demo:443"),
+        ("http://mail.demo:81/".into(), "http://mail.demo:81"),
+        (format!("http://mail.demo@127.0.0.1:{port}/"), "user or password"),
+        (format!("http://localhost:{port}/"), "localhost"),
+    ] {
+        for body in [json!(null), json!("a body")] {
+            let outcome = bench.run(json!({ "do": "http", "url": url, "body": body })).await.expect("the guest copes");
+            assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpRequestDenied".into()), "{url}");
+            let last = events.of_guests().pop().expect("a line").to_string();
+            assert!(last.contains(words), "{url}: {last}");
+        }
+    }
+    assert_eq!(server.seen(), 0);
+}
+
+#[tokio::test]
+async fn a_name_that_leads_to_this_machine_is_denied_although_it_is_allowed() {
+    let events = Events::record();
+    let server = Server::start().await;
+    let outcome = bench(&server, "").await.run(json!({ "do": "http", "url": "http://localhost:1/" })).await.expect("the guest copes");
+    assert_eq!(outcome.next, Next::Retry("ErrorCode::DestinationIpProhibited".into()));
+    assert!(events.of_guests().pop().is_some_and(|last| last.to_string().contains("--resolve localhost:1=")), "{:?}", events.messages());
+}
+
+#[tokio::test]
+async fn requests_of_a_run_and_the_size_of_an_answer_are_limited() {
+    let server = Server::start().await;
+    let bench = bench(&server, "").await;
+    let status = bench.status(json!({ "do": "httpflood", "url": "http://mail.demo/hello", "times": 20 })).await;
+    assert_eq!((&status["code"], server.seen()), (&json!(200), 20));
+    let failure = bench.failure(json!({ "do": "httpflood", "url": "http://mail.demo/hello", "times": 21 })).await;
+    assert!(matches!(&failure, Failure::Limit(sentence) if sentence.contains("20 HTTP requests")), "{failure}");
+    assert_eq!(server.seen(), 40);
+    let failure = bench.failure(json!({ "do": "http", "url": "http://mail.demo/big" })).await;
+    assert!(matches!(&failure, Failure::Limit(sentence) if sentence.contains("mail.demo is larger than the 1Mi")), "{failure}");
+}
+
+#[tokio::test]
+async fn an_answer_that_never_comes_or_drips_ends_with_the_call() {
+    let server = Server::start().await;
+    let bench = bench(&server, "timeout: 400ms").await;
+    for path in ["stall", "drip"] {
+        let began = Instant::now();
+        let result = bench.run(json!({ "do": "http", "url": format!("http://mail.demo/{path}") })).await;
+        match result {
+            Err(Failure::Deadline(_)) => {}
+            Ok(outcome) => assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpResponseTimeout".into()), "{path}"),
+            Err(other) => panic!("{path}: {other}"),
+        }
+        assert!(began.elapsed() < Duration::from_secs(3), "{path}: {:?}", began.elapsed());
+    }
+    bench.status(json!({ "do": "http", "url": "http://mail.demo/hello" })).await;
+}
+
+#[tokio::test]
+async fn a_lost_lease_aborts_the_request_in_flight_and_sends_no_other() {
+    let server = Server::start().await;
+    let bench = bench(&server, "").await;
+    let close = async {
+        while server.seen() == 0 {
+            tokio::task::yield_now().await;
+        }
+        bench.gate.close();
+    };
+    let (result, ()) = tokio::join!(bench.run(json!({ "do": "http", "url": "http://mail.demo/stall" })), close);
+    assert_eq!(result, Err(Failure::Fenced));
+    assert_eq!(bench.run(json!({ "do": "http", "url": "http://mail.demo/hello" })).await, Err(Failure::Fenced));
+    assert_eq!(server.seen(), 1);
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_an_error_that_the_guest_can_retry() {
+    let server = Server::start().await;
+    let bench = bench(&server, "").await;
+    drop(server);
+    tokio::task::yield_now().await;
+    let outcome = bench.run(json!({ "do": "http", "url": "http://mail.demo/hello" })).await.expect("the guest copes");
+    assert_eq!(outcome.next, Next::Retry("ErrorCode::ConnectionRefused".into()));
+}

@@ -1,0 +1,360 @@
+//! Faults of the API server and of the way to it, by the fault proxy.
+
+use std::{
+    sync::Arc,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use berth_tests::{
+    behaviour::{Behaviour, Hold},
+    cluster::Cluster,
+    eventually::eventually,
+    host::{Flags, Host},
+    proxy::{Answer, Effect, Outcome, Rule, Verb},
+    resource::Resource,
+    stage::{SOON, Stage},
+};
+use kube::api::DeleteParams;
+use serde_json::json;
+
+const CRD: Resource =
+    Resource { group: "apiextensions.k8s.io", version: "v1", kind: "CustomResourceDefinition", plural: "customresourcedefinitions" };
+/// Part of the paths of EmailRequests.
+const MAILS: &str = "/emailrequests";
+
+/// The statuses that a host has sent for a mail, with what became of each.
+fn status_writes(host: &Host, name: &str) -> Vec<(serde_json::Value, Outcome)> {
+    let path = format!("{MAILS}/{name}/status");
+    host.proxy
+        .entries()
+        .into_iter()
+        .filter(|entry| entry.seen.path.ends_with(&path))
+        .map(|entry| (entry.seen.json()["status"].clone(), entry.outcome))
+        .collect()
+}
+
+async fn watching(host: &Host) {
+    eventually(SOON, async || match host.proxy.watches(MAILS).count() {
+        0 => Err("the mails are not watched"),
+        _ => Ok(()),
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_expires_in_either_form_is_listed_again_once_and_nothing_is_missed() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    for (name, http) in [("e1", false), ("e2", true)] {
+        watching(&host).await;
+        let mark = host.proxy.mark();
+        let gone =
+            http.then(|| host.proxy.rule(Rule::on(Verb::Watch, Effect::Answer(Answer::failure(410, "Expired"))).path(MAILS).times(1)));
+        host.proxy.watches(MAILS).deafen();
+        stage.mail(name, "a@example.com").await;
+        if http {
+            host.proxy.watches(MAILS).end()
+        } else {
+            host.proxy.watches(MAILS).expire()
+        }
+        stage.until_mail(name, "Sent").await;
+        let again = host.proxy.since(mark);
+        // A list is a request of its own, or a watch that sends the initial events.
+        let lists = again.iter().filter(|entry| {
+            entry.seen.path.contains(MAILS) && (entry.seen.verb == Verb::List || entry.seen.query.contains("sendInitialEvents=true"))
+        });
+        assert_eq!(lists.count(), 1, "{again:#?}");
+        drop(gone);
+    }
+    assert_eq!((stage.gateway.requests().len(), stage.gateway.deliveries().len()), (2, 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_that_close_at_once_are_opened_at_a_bounded_rate_and_recover() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    watching(&host).await;
+    let closing = host.proxy.rule(Rule::on(Verb::Watch, Effect::Answer(Answer::empty_watch())).path(MAILS));
+    host.proxy.watches(MAILS).end();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!((2..=20).contains(&closing.hits()), "{} watches in 10 s", closing.hits());
+    stage.mail("e1", "a@example.com").await;
+    closing.release();
+    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(40)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_start_that_is_refused_with_any_body_is_waited_out() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    watching(&host).await;
+    let pretty = "{\n  \"kind\": \"Status\",\n  \"message\": \"storage is (re)initializing\",\n  \"code\": 429\n}\n";
+    let html = host
+        .proxy
+        .rule(Rule::on(Verb::Watch, Effect::Answer(Answer::new(502, "text/html", "<html>bad gateway</html>"))).path(MAILS).times(1));
+    let busy = Answer::new(429, "application/json", pretty).retry_after(1);
+    let busy = host.proxy.rule(Rule::on(Verb::Watch, Effect::Answer(busy)).path(MAILS).times(3));
+    host.proxy.watches(MAILS).end();
+    stage.mail("e1", "a@example.com").await;
+    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(60)).await;
+    assert_eq!((busy.hits(), html.hits()), (3, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_went_silent_is_noticed_and_nothing_is_missed() {
+    let stage = Stage::shared().await;
+    let version = stage.push_email_request().await;
+    let flags = Flags { more: vec!["--watch-timeout=10s".into()], ..stage.flags() };
+    let host = Host::start(&stage.cluster, "host", &flags).await;
+    stage.cluster.until_serving("email-request", &version).await;
+    watching(&host).await;
+    host.proxy.watches(MAILS).stall();
+    stage.mail("e1", "a@example.com").await;
+    // The watch timeout and a minute.
+    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(75)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_status_that_cannot_be_written_at_first_is_written_later_and_mails_once() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    let failing = host.proxy.rule(Rule::on(Verb::Patch, Effect::Answer(Answer::failure(500, "InternalError"))).path("/e1/status").times(5));
+    stage.mail("e1", "a@example.com").await;
+    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(90)).await;
+    assert_eq!((failing.hits(), stage.gateway.deliveries().len()), (5, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_api_server_is_waited_for_as_long_as_it_asks_and_given_the_same_status_once() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    let busy = Answer::new(429, "text/plain", "too many requests, please try again later").retry_after(3);
+    let busy = host.proxy.rule(Rule::on(Verb::Patch, Effect::Answer(busy)).path("/e1/status").times(2));
+    stage.mail("e1", "a@example.com").await;
+    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(60)).await;
+    let path = format!("{MAILS}/e1/status");
+    let writes: Vec<_> = host.proxy.entries().into_iter().filter(|entry| entry.seen.path.ends_with(&path)).collect();
+    assert_eq!((writes.len(), busy.hits()), (3, 2), "{writes:#?}");
+    for pair in writes.windows(2) {
+        assert!(pair[1].seen.at - pair[0].seen.at >= Duration::from_secs(3), "{:?}", pair[1].seen.at - pair[0].seen.at);
+        assert_eq!(pair[0].seen.json()["status"], pair[1].seen.json()["status"]);
+    }
+    assert_eq!(stage.gateway.requests().len(), 1, "the outcome is kept, not worked out again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_status_whose_answer_was_lost_is_seen_and_not_written_again() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    let lost = host.proxy.rule(Rule::on(Verb::Patch, Effect::CommitThenClose).path("/e1/status").times(1));
+    stage.mail("e1", "a@example.com").await;
+    stage.until_mail("e1", "Sent").await;
+    stage.mail("e2", "a@example.com").await;
+    stage.until_mail("e2", "Sent").await;
+    host.until_queued("EmailRequest.notify.acme.io", "delayed", 0.0).await;
+    assert_eq!(lost.hits(), 1);
+    assert_eq!((stage.gateway.requests_for(&stage.key("e1")).len(), stage.gateway.deliveries().len()), (1, 2));
+    let stored =
+        status_writes(&host, "e1").into_iter().filter(|(_, outcome)| matches!(outcome, Outcome::Answered(200) | Outcome::Dropped(200)));
+    assert_eq!(stored.count(), 1, "{:#?}", status_writes(&host, "e1"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_is_never_answered_frees_its_slot_and_delays_nobody() {
+    let stage = Stage::shared().await;
+    let version = stage.push_email_request().await;
+    let flags = Flags { more: vec!["--write-deadline=2s".into()], ..stage.flags() };
+    let host = Host::start(&stage.cluster, "host", &flags).await;
+    stage.cluster.until_serving("email-request", &version).await;
+    let hole = host.proxy.rule(Rule::on(Verb::Patch, Effect::BlackHole).path("/e1/status").times(1));
+    stage.mail("e1", "a@example.com").await;
+    hole.reached(1).await;
+    stage.mail("e2", "a@example.com").await;
+    stage.cluster.until_phase(Resource::EMAIL, "e2", "Sent", Duration::from_secs(10)).await;
+    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(20)).await;
+    assert_eq!(stage.gateway.deliveries().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conflict_writes_the_same_outcome_again_without_another_run() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    for number in 0..5 {
+        let name = format!("e{number}");
+        let status = host.proxy.rule(Rule::on(Verb::Patch, Effect::Hold).path(&format!("/{name}/status")).times(1));
+        stage.mail(&name, "a@example.com").await;
+        status.reached(1).await;
+        stage.cluster.patch(Resource::EMAIL, &name, json!({"metadata": {"annotations": {"x": name}}})).await;
+        status.release();
+        stage.until_mail(&name, "Sent").await;
+        assert_eq!(stage.gateway.requests_for(&stage.key(&name)).len(), 1, "a conflict is no failure");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_deleted_during_its_run_is_no_error_and_not_tried_again() {
+    let stage = Stage::shared().await;
+    let host = stage.email_host().await;
+    let status = host.proxy.rule(Rule::on(Verb::Patch, Effect::Hold).path("/e1/status").times(1));
+    stage.mail("e1", "a@example.com").await;
+    status.reached(1).await;
+    stage.cluster.delete(Resource::EMAIL, "e1").await;
+    status.release();
+    stage.mail("e2", "a@example.com").await;
+    stage.until_mail("e2", "Sent").await;
+    for state in ["ready", "delayed", "running"] {
+        host.until_queued("EmailRequest.notify.acme.io", state, 0.0).await;
+    }
+    assert_eq!(stage.gateway.requests_for(&stage.key("e1")).len(), 1);
+    assert!(!host.log().contains("ERROR"), "{}", host.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unauthorized_answers_are_never_counted_against_an_object() {
+    let stage = Stage::shared().await;
+    let mut host = stage.report_host("").await;
+    let refused = Arc::new(AtomicBool::new(true));
+    let while_refused = refused.clone();
+    stage.job("job", "sales", 0).await;
+    stage.until_job("job", "Done").await;
+    let rule = Rule::any(Effect::Answer(Answer::failure(401, "Unauthorized"))).when(move |_| while_refused.load(Ordering::Relaxed));
+    let rule = host.proxy.rule(rule);
+    host.proxy.watches("").end();
+    stage.job("during", "sales", 0).await;
+    eventually(Duration::from_secs(60), async || match host.get("/readyz").await {
+        Ok(answer) if answer.status != 200 && answer.text().to_lowercase().contains("unauthorized") => Ok(()),
+        Ok(answer) => Err(format!("{} {}", answer.status, answer.text())),
+        Err(error) => Err(error.to_string()),
+    })
+    .await;
+    assert!(host.runs());
+    refused.store(false, Ordering::Relaxed);
+    let job = stage.cluster.until_phase(Resource::JOB, "during", "Done", Duration::from_secs(60)).await;
+    assert!(job["status"]["retries"].as_i64().unwrap_or(0) == 0, "{job}");
+    host.until_ready().await;
+    rule.release();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forbidden_watch_is_named_on_its_plugin_and_leaves_the_other_alone() {
+    let stage = Stage::shared().await;
+    let jobs = stage.push_report_job("").await;
+    let mails = stage.push_email_request().await;
+    let host = stage.host().await;
+    stage.cluster.until_serving("report-job", &jobs).await;
+    stage.cluster.until_serving("email-request", &mails).await;
+    let forbidden = host.proxy.rule(Rule::on(Verb::Watch, Effect::Answer(Answer::failure(403, "Forbidden"))).path("/reportjobs"));
+    host.proxy.watches("/reportjobs").end();
+    let plugin = stage.cluster.until_plugin("report-job", &jobs, |plugin| plugin["status"]["conditions"][0]["status"] == "False").await;
+    let reason = plugin["status"]["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("watch") && reason.contains("reportjobs"), "{reason}");
+    stage.mail("e1", "a@example.com").await;
+    stage.until_mail("e1", "Sent").await;
+    forbidden.release();
+    stage.cluster.until_serving("report-job", &jobs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_api_server_is_found_again_with_all_that_happened_meanwhile() {
+    let mut stage = Stage::on(Cluster::alone().await).await;
+    let mut host = stage.email_host().await;
+    stage.mail("e1", "a@example.com").await;
+    stage.until_mail("e1", "Sent").await;
+    let mark = host.proxy.mark();
+    stage.cluster.plane_mut().control_mut().stop_api_server();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let asked = host.proxy.since(mark).iter().filter(|entry| !entry.seen.path.contains("/leases")).count();
+    // Three watches, each at most once a second.
+    assert!(asked <= 30, "{asked} requests in 10 s to an API server that is down");
+    assert!(host.runs());
+    stage.cluster.plane_mut().control_mut().start_api_server().await.expect("it starts again");
+    stage.mail("e2", "a@example.com").await;
+    stage.cluster.until_phase(Resource::EMAIL, "e2", "Sent", Duration::from_secs(60)).await;
+    host.until_ready().await;
+    assert_eq!(stage.gateway.requests().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rotated_token_is_taken_up_and_counts_against_nobody() {
+    let stage = Stage::shared().await;
+    let version = stage.push_report_job("").await;
+    let tokens = stage.cluster.directory().join("tokens");
+    std::fs::create_dir(&tokens).expect("a folder");
+    let kubeconfig_token = |name: &str, token: &str| std::fs::write(tokens.join(name), token).expect("written");
+    kubeconfig_token("first", stage.cluster.token());
+    std::os::unix::fs::symlink("first", tokens.join("token")).expect("a link");
+    let flags = Flags { token_file: Some(tokens.join("token")), ..stage.flags() };
+    let host = Host::start(&stage.cluster, "host", &flags).await;
+    stage.cluster.until_serving("report-job", &version).await;
+    let second = stage.cluster.new_token().await;
+    let expected = second.clone();
+    let expired =
+        Rule::any(Effect::Answer(Answer::failure(401, "Unauthorized"))).when(move |seen| seen.bearer() != Some(expected.as_str()));
+    let expired = host.proxy.rule(expired);
+    host.proxy.watches("").end();
+    stage.job("job", "sales", 0).await;
+    kubeconfig_token("second", &second);
+    std::os::unix::fs::symlink("second", tokens.join("aside")).expect("a link");
+    std::fs::rename(tokens.join("aside"), tokens.join("token")).expect("swapped");
+    // kube reads the file again after about a minute.
+    let job = stage.cluster.until_phase(Resource::JOB, "job", "Done", Duration::from_secs(120)).await;
+    assert!(job["status"]["retries"].as_i64().unwrap_or(0) == 0, "{job}");
+    assert!(expired.hits() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crd_that_is_recreated_during_a_run_does_not_lose_its_new_objects() {
+    let stage = Stage::on(Cluster::alone().await).await;
+    let host = stage.email_host().await;
+    stage.gateway.control(Behaviour::hold(Hold::Before));
+    stage.mail("e1", "a@example.com").await;
+    eventually(SOON, async || if stage.gateway.held() == 1 { Ok(()) } else { Err("nothing is held") }).await;
+    let crds = CRD.api(stage.cluster.client(), None);
+    let name = "emailrequests.notify.acme.io";
+    let definition = crds.get(name).await.expect("installed");
+    crds.delete(name, &DeleteParams::default()).await.expect("deleted");
+    eventually(SOON, async || match crds.get_opt(name).await {
+        Ok(None) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    let mut definition = serde_json::to_value(definition).expect("JSON");
+    definition["metadata"] = json!({"name": name});
+    definition.as_object_mut().expect("an object").remove("status");
+    stage.cluster.install([definition]).await;
+    stage.mail("e1", "a@example.com").await;
+    stage.gateway.behave();
+    stage.until_mail("e1", "Sent").await;
+    drop(host);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_label_that_cannot_be_written_at_first_is_written_later_without_another_run() {
+    let stage = Stage::shared().await;
+    let host = stage.report_host("").await;
+    let busy = Answer::failure(429, "TooManyRequests");
+    let label = Rule::on(Verb::Patch, Effect::Answer(busy)).path("/reportjobs/r1").when(|seen| !seen.path.ends_with("/status"));
+    let refused = host.proxy.rule(label.times(2));
+    stage.job("r1", "sales", 0).await;
+    stage.cluster.until(Resource::JOB, "r1", SOON, |job| job["metadata"]["labels"]["workqueue.acme.io/phase"] == "done").await;
+    assert_eq!(refused.hits(), 2);
+    assert_eq!(stage.exporter.requests_for(&stage.key("r1")).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_whose_write_was_lost_and_cannot_be_looked_up_at_once_is_counted_once() {
+    let stage = Stage::shared().await;
+    let host = stage.report_host("").await;
+    stage.exporter.control(Behaviour::fail(503).times(1));
+    let lost = host.proxy.rule(Rule::on(Verb::Patch, Effect::CommitThenClose).path("/reportjobs/r1/status").times(1));
+    let unread =
+        host.proxy.rule(Rule::on(Verb::Get, Effect::Answer(Answer::failure(503, "ServiceUnavailable"))).path("/reportjobs/r1").times(2));
+    stage.job("r1", "sales", 0).await;
+    lost.reached(1).await;
+    unread.reached(2).await;
+    let job = stage.cluster.until(Resource::JOB, "r1", SOON, |job| job["status"]["phase"] == "Done").await;
+    assert_eq!(job["status"]["retries"], 0, "{job}");
+    let counted = host.proxy.entries().iter().filter(|entry| entry.seen.path.ends_with("/reportjobs/r1/status")).count();
+    assert_eq!(counted, 2, "one write of the failure, one of the success");
+}

@@ -1,0 +1,23 @@
+//! The proofs of Berth on a real API server.
+//!
+//! Each test has namespaces, plugins, back ends and a host process of its own, on a control plane that all of them share. On failure it
+//! shows its objects, the host's log and the host's last requests to the API server.
+
+/// What ships under `deploy/`: CRDs that refuse bad input, the label of a new job, pods for the restricted profile.
+mod deploy;
+/// EmailRequest, end to end: sent once, whatever happens in between.
+mod email_request;
+/// Faults of the API server and of the way to it, by the fault proxy.
+mod faults;
+/// Plugins come, change, are refused and go, without a restart; one plugin does not disturb another.
+mod host;
+/// The host's source code keeps its layers.
+mod layers;
+/// `berth push`: the guide's example, a refusal, a host that is not there.
+mod push;
+/// A quiet cluster sees no requests but watches and lease renewals.
+mod quiet;
+/// Leader election: one active, warm standbys, no double effect.
+mod replicas;
+/// ReportJob, end to end: drained by priority, dead-lettered, labelled.
+mod report_job;

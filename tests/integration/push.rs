@@ -1,0 +1,65 @@
+//! `berth push` as a person uses it: the example of the guide into a cluster with a running host.
+
+use std::process::{Command, Output};
+
+use berth_tests::{
+    cluster::Cluster,
+    host::{Flags, Host},
+    resource::Resource,
+    stage::SOON,
+    workspace,
+};
+use serde_json::json;
+
+const GREETING: Resource = Resource { group: "demo.acme.io", version: "v1", kind: "Greeting", plural: "greetings" };
+
+async fn push(cluster: &Cluster, arguments: &[&str]) -> Output {
+    let mut command = Command::new(workspace::berth().expect("the binary is built"));
+    command.arg("push").args(arguments).arg("--namespace").arg(cluster.system());
+    command.arg("--kubeconfig").arg(cluster.plane().control().kubeconfig());
+    tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("it ends")
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pushed_plugin_with_its_crd_serves_and_its_next_version_takes_over_with_its_settings() {
+    let cluster = Cluster::shared().await;
+    let _host = Host::start(&cluster, "host", &Flags::default()).await;
+    let hello = workspace::guest("hello").expect("built");
+    let hello = hello.to_str().expect("UTF-8");
+    let crd = workspace::root().join("guest-sdk/examples/hello/greetings.demo.acme.io.yaml");
+
+    let pushed = push(&cluster, &[hello, "--crd", crd.to_str().expect("UTF-8")]).await;
+    assert!(pushed.status.success(), "{}", text(&pushed));
+    cluster.create(GREETING, "ada", json!({"name": "Ada"})).await;
+    cluster.until(GREETING, "ada", SOON, |greeting| greeting["status"]["text"] == "Hello, Ada!").await;
+
+    let pushed = push(&cluster, &[hello, "--set", "word=Good morning"]).await;
+    assert!(pushed.status.success(), "{}", text(&pushed));
+    cluster.until(GREETING, "ada", SOON, |greeting| greeting["status"]["text"] == "Good morning, Ada!").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_component_that_cannot_serve_is_refused_before_anything_is_written() {
+    let cluster = Cluster::shared().await;
+    let half = cluster.directory().join("half.wasm");
+    let whole = std::fs::read(workspace::guest("hello").expect("built")).expect("readable");
+    std::fs::write(&half, &whole[..whole.len() / 2]).expect("written");
+    let pushed = push(&cluster, &[half.to_str().expect("UTF-8")]).await;
+    assert_eq!(pushed.status.code(), Some(1), "{}", text(&pushed));
+    assert!(text(&pushed).contains("not whole"), "{}", text(&pushed));
+    let configmaps = Resource::CONFIG_MAP.api(cluster.client(), Some(cluster.system()));
+    assert!(configmaps.get_opt("half").await.expect("answers").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_that_no_host_hears_says_so() {
+    let cluster = Cluster::shared().await;
+    let hello = workspace::guest("hello").expect("built");
+    let pushed = push(&cluster, &[hello.to_str().expect("UTF-8"), "--wait", "2s"]).await;
+    assert_eq!(pushed.status.code(), Some(1), "{}", text(&pushed));
+    assert!(text(&pushed).contains("is applied, but"), "{}", text(&pushed));
+}

@@ -1,0 +1,68 @@
+//! A quiet cluster sees no requests but watches and lease renewals.
+
+use std::time::Duration;
+
+use berth_tests::{
+    behaviour::Behaviour,
+    proxy::{Entry, Verb},
+    stage::Stage,
+};
+
+/// Whether a request is of the kind that never ends: a watch, or the Lease.
+fn expected(entry: &Entry) -> bool {
+    entry.seen.verb == Verb::Watch || entry.seen.path.contains("/leases/")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn once_everything_is_settled_there_are_watches_and_lease_renewals_and_nothing_else() {
+    let stage = Stage::shared().await;
+    let mails = stage.push_email_request().await;
+    let host = stage.report_host("backoff: {base: 100ms, max: 1s}\n").await;
+    stage.cluster.until_serving("email-request", &mails).await;
+    stage.exporter.control(Behaviour::fail(503).only("broken"));
+    for number in 0..10 {
+        stage.mail(&format!("e{number}"), "a@example.com").await;
+        stage.job(&format!("job-{number}"), "sales", number).await;
+    }
+    stage.job("bad", "broken", 0).await;
+    for number in 0..10 {
+        stage.until_mail(&format!("e{number}"), "Sent").await;
+        stage.until_job(&format!("job-{number}"), "Done").await;
+    }
+    stage.until_job("bad", "Failed").await;
+    for kind in ["EmailRequest.notify.acme.io", "ReportJob.batch.acme.io"] {
+        for state in ["ready", "delayed", "running"] {
+            host.until_queued(kind, state, 0.0).await;
+        }
+    }
+    // Labels and events trail the status by a moment.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (mark, watches) = (host.proxy.mark(), host.proxy.watches("").count());
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    let requests = host.proxy.since(mark);
+    let others: Vec<String> = requests.iter().filter(|entry| !expected(entry)).map(ToString::to_string).collect();
+    assert!(others.is_empty(), "{others:#?}");
+    let leases = requests.iter().filter(|entry| entry.seen.path.contains("/leases/")).count();
+    assert!((5..=14).contains(&leases), "{leases} requests about the Lease in 12 s, renewed every second");
+    assert_eq!(host.proxy.watches("").count(), watches);
+    assert!(requests.len() - leases <= watches, "watches are opened again and again: {requests:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_costs_one_write_of_its_status_and_one_of_its_label() {
+    let stage = Stage::shared().await;
+    let host = stage.report_host("").await;
+    stage.job("warm", "sales", 0).await;
+    stage.until_job("warm", "Done").await;
+    stage.job("job", "sales", 0).await;
+    stage.until_job("job", "Done").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let entries = host.proxy.entries();
+    let writes: Vec<String> = entries
+        .iter()
+        .filter(|entry| entry.seen.writes() && entry.seen.path.contains("/reportjobs/job"))
+        .map(ToString::to_string)
+        .collect();
+    let statuses = writes.iter().filter(|write| write.contains("/status")).count();
+    assert!(statuses == 1 && writes.len() == 2, "one status and one label: {writes:#?}");
+}

@@ -1,0 +1,205 @@
+//! A host under test: `berth run` as a process, behind a fault proxy of its own.
+
+use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+
+use anyhow::Context;
+use rustix::process::Signal;
+
+use crate::{
+    client::{Answer, Client},
+    cluster::Cluster,
+    eventually::eventually,
+    process::{Process, free_address},
+    proxy::{Credential, Proxy},
+    workspace,
+};
+
+/// How long a host may take to get ready; it takes about a second where nothing else runs.
+const READY: Duration = Duration::from_secs(60);
+/// How long a host may take to end after SIGTERM: its grace period here, and time for a busy machine.
+const END: Duration = Duration::from_secs(20);
+/// How many requests to the API server are shown on failure.
+const SHOWN: usize = 40;
+
+/// What a host is started with.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// Namespaces of objects beside that of the test.
+    pub more_namespaces: Vec<String>,
+    /// Where names lead: `mail.demo:80` and an address.
+    pub resolve: Vec<(String, SocketAddr)>,
+    /// Name of the replica; a new one for each start without it.
+    pub identity: Option<String>,
+    /// The file with the token of the host's account; without it the token is in the kubeconfig.
+    pub token_file: Option<PathBuf>,
+    /// Further flags, which win over those of the harness.
+    pub more: Vec<String>,
+}
+
+/// A running host. Dropping it kills it; on failure its log and its requests are shown.
+#[derive(Debug)]
+pub struct Host {
+    /// Between the host and the API server.
+    pub proxy: Proxy,
+    name: String,
+    process: Process,
+    admin: SocketAddr,
+    program: PathBuf,
+    arguments: Vec<String>,
+    log: PathBuf,
+    client: Client,
+}
+
+impl Host {
+    /// Starts a host and waits until it is ready. The name is for the log alone.
+    pub async fn start(cluster: &Cluster, name: &str, flags: &Flags) -> Self {
+        let mut host = Self::launch(cluster, name, flags).await.unwrap_or_else(|error| panic!("starting the host {name}: {error:#}"));
+        host.until_ready().await;
+        host
+    }
+
+    /// Starts a host that may never get ready.
+    pub async fn launch(cluster: &Cluster, name: &str, flags: &Flags) -> anyhow::Result<Self> {
+        let Flags { more_namespaces, resolve, identity, token_file, more } = flags;
+        let proxy = Proxy::start(&cluster.plane().control().config()).await?;
+        let directory = cluster.directory().join(name);
+        std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+        let credential = token_file.as_ref().map_or_else(|| Credential::Token(cluster.token()), |file| Credential::File(file));
+        let kubeconfig = proxy.kubeconfig(&directory, credential)?;
+        let admin = free_address()?;
+        // Compiled once for all tests of a process; whether a cache may be shared is tested by doing it.
+        let cache = cluster.plane().control().directory().join("compiled");
+        let mut arguments: Vec<String> = vec![
+            "--log=info,berth_host=debug".into(),
+            "run".into(),
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--namespace={}", cluster.system()),
+            format!("--watch-namespace={}", cluster.namespace()),
+            format!("--admin-address={admin}"),
+        ];
+        arguments.extend(more_namespaces.iter().map(|namespace| format!("--watch-namespace={namespace}")));
+        arguments.extend(resolve.iter().map(|(name, address)| format!("--resolve={name}={address}")));
+        arguments.extend(identity.iter().map(|identity| format!("--identity={identity}")));
+        // A default of the harness gives way to a flag of the test.
+        let scaled = ["--lease-duration=6s", "--lease-renew-deadline=4s", "--lease-retry=1s", "--lease-margin=1s", "--grace=5s"];
+        let defaults = scaled.map(str::to_owned).into_iter().chain([format!("--cache-dir={}", cache.display())]);
+        let named = |flag: &str| more.iter().any(|given| given.split('=').next() == flag.split('=').next());
+        arguments.extend(defaults.filter(|flag| !named(flag)));
+        arguments.extend(more.iter().cloned());
+        let (program, log) = (workspace::berth()?, directory.join("log"));
+        let process = Process::start(name, command(&program, &arguments), &log)?;
+        Ok(Self { proxy, name: name.to_owned(), process, admin, program, arguments, log, client: Client::new() })
+    }
+
+    /// Starts it again after it has ended, and waits until it is ready. Its log goes on in the same file.
+    pub async fn restart(&mut self) {
+        self.process = Process::start(&self.name, command(&self.program, &self.arguments), &self.log).expect("it started before");
+        self.until_ready().await;
+    }
+
+    /// Waits for `/readyz`.
+    ///
+    /// # Panics
+    /// When the host ends instead.
+    pub async fn until_ready(&mut self) {
+        let (client, url, process) = (self.client.clone(), format!("http://{}/readyz", self.admin), &mut self.process);
+        let ended = eventually(READY, async || match client.get(&url).await {
+            Ok(answer) if answer.status == 200 => Ok(None),
+            Ok(answer) => Err(format!("{} {}", answer.status, answer.text())),
+            Err(error) => process.ended().map(Some).ok_or_else(|| format!("{error:#}")),
+        })
+        .await;
+        if let Some(status) = ended {
+            panic!("the host {} ended before it was ready: {status}", self.name);
+        }
+    }
+
+    /// Waits until it leads.
+    pub async fn until_leading(&self) {
+        eventually(READY, async || match self.metric("berth_leader", &[]).await {
+            Some(1.0) => Ok(()),
+            other => Err(format!("berth_leader is {other:?}")),
+        })
+        .await;
+    }
+
+    /// Asks the admin face.
+    pub async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+        self.client.get(&format!("http://{}{path}", self.admin)).await
+    }
+
+    /// The value of a metric whose labels contain these.
+    pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let text = self.get("/metrics").await.ok()?.text();
+        let is_it = |line: &&str| {
+            let (series, _) = line.split_once(' ').unwrap_or((line, ""));
+            series.split('{').next() == Some(name) && labels.iter().all(|(key, value)| series.contains(&format!("{key}=\"{value}\"")))
+        };
+        text.lines().find(is_it)?.rsplit_once(' ')?.1.parse().ok()
+    }
+
+    /// Waits until so many objects of a kind (`ReportJob.batch.acme.io`) are in this state (`ready`, `delayed`, `running`) in the queue.
+    pub async fn until_queued(&self, kind: &str, state: &str, count: f64) {
+        eventually(READY, async || match self.metric("berth_queue_depth", &[("kind", kind), ("state", state)]).await {
+            Some(depth) if depth == count => Ok(()),
+            depth => Err(format!("{depth:?} of {count} {kind} are {state}")),
+        })
+        .await;
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Its log.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Whether it runs.
+    pub fn runs(&mut self) -> bool {
+        self.process.ended().is_none()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// SIGTERM, without waiting.
+    pub fn ask_to_end(&self) {
+        self.process.signal(Signal::TERM).expect("it runs");
+    }
+
+    /// Waits for its end and returns its exit code; none if a signal ended it.
+    pub async fn end(&mut self) -> Option<i32> {
+        self.process.end(END).await.unwrap_or_else(|error| panic!("{error}")).code()
+    }
+
+    /// SIGTERM; returns the exit code.
+    pub async fn terminate(&mut self) -> Option<i32> {
+        self.ask_to_end();
+        self.end().await
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.process.log_tail());
+            let entries = self.proxy.entries();
+            eprintln!("--- the last requests of {}", self.name);
+            for entry in &entries[entries.len().saturating_sub(SHOWN)..] {
+                eprintln!("{:?} ago: {entry}", entry.seen.at.elapsed());
+            }
+            eprintln!("---");
+        }
+    }
+}
+
+fn command(program: &PathBuf, arguments: &[String]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("NO_COLOR", "1");
+    command
+}

@@ -1,0 +1,16 @@
+//! What the tests and the demo of Berth stand on: the demo back ends, a fault proxy for the API server, and the harness.
+
+pub mod behaviour;
+pub mod client;
+pub mod cluster;
+pub mod eventually;
+pub mod exporter;
+pub mod gateway;
+pub mod host;
+pub mod ledger;
+pub mod process;
+pub mod proxy;
+pub mod resource;
+pub mod server;
+pub mod stage;
+pub mod workspace;

@@ -1,0 +1,135 @@
+//! A cluster with the demo back ends and the plugins that ship: where most tests begin.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::Cluster,
+    exporter::Exporter,
+    gateway::Gateway,
+    host::{Flags, Host},
+    resource::Resource,
+    workspace,
+};
+
+/// Long enough for anything that happens at once, on a machine that is busy.
+pub const SOON: Duration = Duration::from_secs(30);
+
+/// A cluster, the back ends, and a way to start hosts.
+pub struct Stage {
+    /// The test's part of the control plane.
+    pub cluster: Cluster,
+    /// Where mails go.
+    pub gateway: Gateway,
+    /// Where reports are made.
+    pub exporter: Exporter,
+}
+
+impl Stage {
+    /// On the shared control plane.
+    pub async fn shared() -> Self {
+        Self::on(Cluster::shared().await).await
+    }
+
+    /// On some cluster.
+    pub async fn on(cluster: Cluster) -> Self {
+        let gateway = Gateway::start(&cluster.directory().join("gateway")).await.expect("the gateway starts");
+        let exporter = Exporter::start(&cluster.directory().join("exporter")).await.expect("the exporter starts");
+        Self { cluster, gateway, exporter }
+    }
+
+    /// Flags with which a host finds the back ends.
+    pub fn flags(&self) -> Flags {
+        let resolve = vec![("mail.demo:80".to_owned(), self.gateway.addr()), ("reports.demo:80".to_owned(), self.exporter.addr())];
+        Flags { resolve, ..Flags::default() }
+    }
+
+    /// A host that is ready.
+    pub async fn host(&self) -> Host {
+        Host::start(&self.cluster, "host", &self.flags()).await
+    }
+
+    /// A host with the plugin for EmailRequests as it ships, serving.
+    pub async fn email_host(&self) -> Host {
+        let version = self.push_email_request().await;
+        let host = self.host().await;
+        self.cluster.until_serving("email-request", &version).await;
+        host
+    }
+
+    /// A host with the plugin for ReportJobs as it ships and these lines added to its `plugin.yaml`, serving.
+    pub async fn report_host(&self, more: &str) -> Host {
+        let version = self.push_report_job(more).await;
+        let host = self.host().await;
+        self.cluster.until_serving("report-job", &version).await;
+        host
+    }
+
+    /// Delivers the plugin for EmailRequests as it ships.
+    pub async fn push_email_request(&self) -> String {
+        let config = workspace::deploy("plugins/email-request.yaml").expect("it ships");
+        self.cluster.push("email-request", &guest("email_request"), &config).await
+    }
+
+    /// Delivers the plugin for ReportJobs as it ships, with these lines added to its `plugin.yaml`.
+    pub async fn push_report_job(&self, more: &str) -> String {
+        self.push_report_job_as("report_job", more).await
+    }
+
+    /// Delivers another component as the plugin for ReportJobs.
+    pub async fn push_report_job_as(&self, component: &str, more: &str) -> String {
+        let config = workspace::deploy("plugins/report-job.yaml").expect("it ships");
+        self.cluster.push("report-job", &guest(component), &format!("{config}{more}")).await
+    }
+
+    /// Asks for a mail to this address.
+    pub async fn mail(&self, name: &str, to: &str) -> String {
+        let spec = json!({"to": to, "template": "welcome", "locale": "en-GB"});
+        self.cluster.create(Resource::EMAIL, name, spec).await.metadata.uid.expect("the API server gives one")
+    }
+
+    /// Asks for a report.
+    pub async fn job(&self, name: &str, report: &str, priority: i64) -> String {
+        let spec = json!({"report": report, "format": "pdf", "priority": priority});
+        self.cluster.create(Resource::JOB, name, spec).await.metadata.uid.expect("the API server gives one")
+    }
+
+    /// Waits for a mail's phase.
+    #[track_caller]
+    pub fn until_mail(&self, name: &str, phase: &str) -> impl Future<Output = Value> {
+        self.cluster.until_phase(Resource::EMAIL, name, phase, SOON)
+    }
+
+    /// Waits for a job's phase.
+    #[track_caller]
+    pub fn until_job(&self, name: &str, phase: &str) -> impl Future<Output = Value> {
+        self.cluster.until_phase(Resource::JOB, name, phase, SOON)
+    }
+
+    /// What a key of the object contains, and of no other.
+    pub fn key(&self, name: &str) -> String {
+        format!("/{}/{name}/", self.cluster.namespace())
+    }
+}
+
+/// The bytes of a component that was built.
+pub fn guest(name: &str) -> Vec<u8> {
+    let path = workspace::guest(name).unwrap_or_else(|error| panic!("{error}"));
+    std::fs::read(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()))
+}
+
+/// The probe with this claim. The claim lies in a slot of the component's bytes, which is as long as it is.
+pub fn probe(claim: &Value) -> Vec<u8> {
+    const MARKER: &[u8] = b"PROBE-CLAIM:";
+    const SLOT: usize = 2048;
+    let mut component = guest("probe");
+    let start =
+        component.windows(MARKER.len()).position(|window| window == MARKER).expect("the probe has a slot for its claim") + MARKER.len();
+    let text = claim.to_string();
+    let slot = &mut component[start..start + SLOT - MARKER.len()];
+    assert!(text.len() <= slot.len(), "the claim is longer than its slot: {text}");
+    slot.fill(b' ');
+    slot[..text.len()].copy_from_slice(text.as_bytes());
+    component
+}

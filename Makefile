@@ -1,0 +1,63 @@
+# Two commands do all the set-up on a fresh machine with Rust, Go and make: `make demo` and `make test`.
+
+WASM_DIR := target/wasm32-wasip2/guest
+GUESTS := hello probe report-job-v2
+PLUGINS := email-request report-job
+CARGO_DENY_VERSION := 0.20.2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build plugins guests control-plane crds test unit integration demo clippy format deny
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: ## Install what rust-toolchain.toml names
+	@rustup show active-toolchain >/dev/null 2>&1 || rustup toolchain install
+	@rustup target list --installed | grep -qx wasm32-wasip2 || rustup target add wasm32-wasip2
+
+build: ## Build host, tests and demo back ends (the first time: about 8 minutes)
+	cargo build --workspace --all-targets --locked
+
+plugins: setup ## Build the shipped plugins into deploy/plugins
+	cargo build --locked --profile guest --target wasm32-wasip2 $(PLUGINS:%=-p %)
+	@for plugin in $(PLUGINS); do \
+		cp "$(WASM_DIR)/$$(echo $$plugin | tr - _).wasm" "deploy/plugins/$$plugin.wasm"; \
+		printf '%-28s %7d bytes\n' "deploy/plugins/$$plugin.wasm" "$$(wc -c < deploy/plugins/$$plugin.wasm)"; \
+	done
+
+guests: plugins ## Build the components that the tests use
+	cargo build --locked --profile guest --target wasm32-wasip2 $(GUESTS:%=-p %)
+
+control-plane: build ## Find or build etcd, kube-apiserver and kube-controller-manager (the first time: about 8 minutes)
+	target/debug/berth dev --prepare
+
+crds: ## Write the CRDs of the shipped plugins to deploy/crds
+	UPDATE_CRDS=1 cargo test --locked -p email-request -p report-job crd
+
+test: guests unit integration ## Run the short set of tests
+
+# Always the whole workspace: with other packages selected, Cargo would build the dependencies once more with other features.
+unit: guests build
+	cargo test --workspace --locked --lib --bins --examples
+	cargo test --workspace --locked --doc
+	cargo test --workspace --locked --test plugin
+
+# The tests of a running host wait more than they compute, so more of them run at once than there are cores.
+integration: guests control-plane
+	cargo test --workspace --locked --test controlplane
+	cargo test --workspace --locked --test integration -- --test-threads=6
+
+demo: guests build ## Show the main job on a local cluster; KEEP=1 leaves it up
+	@target/debug/demo $(if $(KEEP),--keep)
+
+# As the compiler's wrapper, clippy needs no second build of the dependencies, which `cargo clippy` would make in check mode.
+clippy: ## Lint, with warnings denied
+	RUSTC_WORKSPACE_WRAPPER="$$(rustup which clippy-driver)" CLIPPY_ARGS="-Dwarnings__CLIPPY_HACKERY__" \
+		cargo build --workspace --all-targets --locked
+
+format: ## Format everything
+	cargo fmt --all
+
+deny: ## Check licences, bans and sources of the dependencies
+	@cargo deny --version 2>/dev/null | grep -q '$(CARGO_DENY_VERSION)' || cargo install --locked cargo-deny@$(CARGO_DENY_VERSION)
+	cargo deny --locked check bans licenses sources

@@ -1,0 +1,269 @@
+//! How an outcome reaches the API server: the status first, then labels, then Events; what cannot be written now is owed.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
+
+use super::{
+    Controller, End, Work,
+    settle::{Settlement, mirror, settle},
+    term::{self, Pending},
+};
+use crate::{
+    metrics::Verdict,
+    object::{Key, Object, at},
+    queue::Then,
+    reconcile::{Event, Failure},
+    status::{WriteError, Written, holds, prune, pruned, same_work},
+};
+
+/// The first pause before a write that the API server could not take is tried again; doubled up to [`OWED_MAX`].
+const OWED_BASE: Duration = Duration::from_secs(1);
+const OWED_MAX: Duration = Duration::from_secs(30);
+
+/// An object after a write.
+pub(super) struct State {
+    pub object: Arc<Object>,
+    /// Whether somebody else's change, which the run has not seen, is in it.
+    pub merged: bool,
+}
+
+/// A write that is still owed, as it is handed on: what it is, how often it was tried, and whether it may have happened.
+pub(super) struct Owed {
+    settlement: Settlement,
+    attempts: u32,
+    uncertain: bool,
+}
+
+impl Controller {
+    /// Writes an outcome: the status first, which is the acknowledgement, then labels, then events.
+    pub(super) async fn write(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement, failures: u32) -> End {
+        let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
+        let state = match &patch {
+            None => State { object, merged: false },
+            Some(patch) => match self.write_status(work, &object, patch).await {
+                Ok(state) => state,
+                Err(WriteError::Refused(sentence)) => return self.write_refusal(work, object, sentence, failures).await,
+                Err(error) => {
+                    let owed = Owed { settlement, attempts: 0, uncertain: false };
+                    return self.unwritten(work, object, Some(owed), error);
+                }
+            },
+        };
+        self.written(work, state, settlement, 0).await
+    }
+
+    /// What comes after the status: the account of failures, labels and events. Labels that cannot be written now are owed.
+    pub(super) async fn written(&self, work: &Work<'_>, state: State, settlement: Settlement, attempts: u32) -> End {
+        let Settlement { labels, events, then, verdict, counted, .. } = settlement;
+        if counted {
+            work.term.counted(work.key, state.object.generation);
+        }
+        self.publish(work, &events);
+        let State { object, merged } = state;
+        match self.write_labels(work, &object, &labels).await {
+            Ok(State { object: last, merged: later }) => {
+                // With the former state as the last one seen, what was merged in counts as news, and leads to another run.
+                let last = if merged || later { None } else { Some(last) };
+                End { then, verdict, last }
+            }
+            Err(error @ (WriteError::Later { .. } | WriteError::Lost { .. })) => {
+                let rest = Settlement { status: None, labels, events: Vec::new(), then, verdict, counted: false };
+                self.unwritten(work, object, Some(Owed { settlement: rest, attempts, uncertain: false }), error)
+            }
+            Err(WriteError::Changed(current)) => {
+                self.observe(work, *current);
+                End { then, verdict, last: Some(object) }
+            }
+            Err(error) => {
+                if !matches!(error, WriteError::Gone | WriteError::Fenced) {
+                    tracing::warn!(%error, "label not written");
+                }
+                End { then, verdict, last: Some(object) }
+            }
+        }
+    }
+
+    /// The API server will never take this status: the object says so instead, as a failure of the handler.
+    pub(super) async fn write_refusal(&self, work: &Work<'_>, object: Arc<Object>, sentence: String, failures: u32) -> End {
+        let refused = Failure::Refused(format!("its status: {sentence}"));
+        let cause = refused.to_string();
+        let settlement = settle(&work.watched.serving.claim, &object, &object.value(), failures, Err(refused));
+        let written = match &settlement.status {
+            Some(patch) => self.write_status(work, &object, patch).await,
+            None => Ok(State { object: object.clone(), merged: false }),
+        };
+        match written {
+            Ok(state) => self.written(work, state, settlement, 0).await,
+            Err(WriteError::Refused(_)) => {
+                self.publish(work, &settlement.events);
+                End { then: Then::Fail { cause, after: None }, verdict: Verdict::Failure, last: Some(object) }
+            }
+            Err(error) => self.unwritten(work, object, Some(Owed { settlement, attempts: 0, uncertain: false }), error),
+        }
+    }
+
+    /// Writes the status. A write that the server knows of already, as its answer was lost, counts as written.
+    pub(super) async fn write_status(&self, work: &Work<'_>, object: &Arc<Object>, patch: &Value) -> Result<State, WriteError> {
+        let kind = &work.watched.serving.claim.reconciles;
+        let Written { object: answer, merged } = match self.writer.patch_status(kind, object, patch, &work.fence).await {
+            Err(WriteError::Changed(current)) if is_state_after(object, &current, patch) => Written { object: *current, merged: true },
+            answer => answer?,
+        };
+        self.metrics.wrote(&work.key.kind, "status");
+        let lost = pruned(patch, at(&answer.value(), "status").unwrap_or(&Value::Null));
+        if !lost.is_empty() {
+            let mut known = self.pruned.lock().expect("no panic while the lock is held");
+            for field in lost {
+                if known.insert((work.key.kind.clone(), field.clone())) {
+                    tracing::warn!(
+                        field = format!("status.{field}"),
+                        crd = kind.resource(),
+                        "the CRD's schema has no such field, so it is lost"
+                    );
+                }
+            }
+        }
+        Ok(State { object: self.observe(work, answer), merged })
+    }
+
+    /// Sets the mirror label and `labels` where they differ.
+    pub(super) async fn write_labels(
+        &self,
+        work: &Work<'_>,
+        object: &Arc<Object>,
+        labels: &[(String, Option<String>)],
+    ) -> Result<State, WriteError> {
+        let claim = &work.watched.serving.claim;
+        let unchanged = || Ok(State { object: object.clone(), merged: false });
+        let has_mirror = claim.progress.as_ref().is_some_and(|progress| progress.mirror_label.is_some());
+        if labels.is_empty() && !has_mirror {
+            return unchanged();
+        }
+        let have = term::labels(object);
+        let mut wanted = labels.to_vec();
+        match mirror(claim, &object.value()) {
+            Some(Ok(label)) => wanted.push(label),
+            Some(Err(phase)) => self.publish(work, &[invalid_label(&phase)]),
+            None => {}
+        }
+        wanted.retain(|(key, value)| have.get(key) != value.as_ref());
+        if wanted.is_empty() {
+            return unchanged();
+        }
+        let Written { object: answer, merged } = self.writer.patch_labels(&claim.reconciles, object, &wanted, &work.fence).await?;
+        self.metrics.wrote(&work.key.kind, "labels");
+        Ok(State { object: self.observe(work, answer), merged })
+    }
+
+    /// Takes the answer to a write into the cache, so that no later run sees an older state. Returns the answer, not what the cache
+    /// holds: that may be later, and then it is news.
+    pub(super) fn observe(&self, work: &Work<'_>, answer: Object) -> Arc<Object> {
+        let answer = Arc::new(answer);
+        self.latest(work, answer.clone());
+        answer
+    }
+
+    /// The same, but returns what the cache holds then.
+    pub(super) fn latest(&self, work: &Work<'_>, seen: Arc<Object>) -> Arc<Object> {
+        match work.watched.store(&seen.key) {
+            Some(store) => store.observe(seen),
+            None => seen,
+        }
+    }
+
+    /// Writes what is owed to the object, if it is still as it was. `Err` is the object as it is now, to be run again.
+    pub(super) async fn settle_debt(&self, work: &Work<'_>, object: &mut Arc<Object>, pending: Pending) -> Result<End, Arc<Object>> {
+        let Pending { given, settlement, uncertain, attempts } = pending;
+        if uncertain {
+            match self.writer.read(&work.watched.serving.claim.reconciles, object, &work.fence).await {
+                Ok(Some(current)) => *object = self.latest(work, Arc::new(current)),
+                Ok(None) => return Ok(self.unwritten(work, object.clone(), None, WriteError::Gone)),
+                Err(error) => return Ok(self.unwritten(work, given.clone(), Some(Owed { settlement, attempts, uncertain }), error)),
+            }
+        }
+        let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
+        match patch {
+            None if same_work(&given, object) => {
+                let state = State { object: object.clone(), merged: false };
+                Ok(self.written(work, state, settlement, attempts).await)
+            }
+            Some(patch) if same_work(&given, object) => match self.write_status(work, object, &patch).await {
+                Ok(state) => Ok(self.written(work, state, settlement, 0).await),
+                Err(error) => {
+                    let owed = Owed { settlement, attempts, uncertain: false };
+                    Ok(self.unwritten(work, object.clone(), Some(owed), error))
+                }
+            },
+            // The answer was lost, but the write was not.
+            Some(patch) if is_state_after(&given, object, &patch) => {
+                let state = State { object: object.clone(), merged: false };
+                Ok(self.written(work, state, settlement, 0).await)
+            }
+            _ => Err(object.clone()),
+        }
+    }
+
+    /// A write did not happen, or is not known to have. What is owed is kept, where waiting can help.
+    pub(super) fn unwritten(&self, work: &Work<'_>, object: Arc<Object>, owed: Option<Owed>, error: WriteError) -> End {
+        let again = |after, verdict| End { then: Then::Again(after), verdict, last: Some(object.clone()) };
+        match error {
+            WriteError::Changed(current) => {
+                self.observe(work, *current);
+                again(Duration::ZERO, Verdict::Outdated)
+            }
+            WriteError::Gone => {
+                if let Some(store) = work.watched.store(&object.key) {
+                    store.forget(&object.key, &object.uid);
+                }
+                End { then: Then::Wait, verdict: Verdict::Outdated, last: None }
+            }
+            WriteError::Fenced => again(OWED_BASE, Verdict::Fenced),
+            WriteError::Later { after, .. } | WriteError::Lost { after, .. } => {
+                let attempts = owed.as_ref().map_or(0, |owed| owed.attempts);
+                let after = OWED_BASE.saturating_mul(2_u32.saturating_pow(attempts)).min(OWED_MAX).max(after);
+                tracing::warn!(%error, ?after, "the outcome is kept and written later");
+                if let Some(Owed { settlement, uncertain, .. }) = owed {
+                    let uncertain = uncertain || matches!(error, WriteError::Lost { .. });
+                    work.term.owe(work.key, Pending { given: object.clone(), settlement, uncertain, attempts: attempts + 1 });
+                }
+                again(after, Verdict::WriteDelayed)
+            }
+            error @ (WriteError::NoSubresource(_) | WriteError::Refused(_)) => {
+                tracing::warn!(%error, "not written");
+                End { then: Then::Fail { cause: error.to_string(), after: Some(OWED_MAX) }, verdict: Verdict::Failure, last: Some(object) }
+            }
+        }
+    }
+
+    pub(super) fn without_pruned(&self, key: &Key, patch: &Value) -> Option<Value> {
+        let known = self.pruned.lock().expect("no panic while the lock is held");
+        let fields: Vec<&str> = known.iter().filter(|(kind, _)| *kind == key.kind).map(|(_, field)| field.as_str()).collect();
+        prune(patch, &fields)
+    }
+
+    pub(super) fn publish(&self, work: &Work<'_>, events: &[Event]) {
+        let Some(object) = work.watched.get(&work.key.object) else { return };
+        for event in events {
+            self.recorder.publish(&work.watched.serving.claim.reconciles, &object, event, &work.fence);
+        }
+    }
+}
+
+/// Whether `current` is what the merge patch made, or would have made, of `given`.
+fn is_state_after(given: &Object, current: &Object, patch: &Value) -> bool {
+    let same_object = given.uid == current.uid && given.generation == current.generation;
+    same_object && holds(at(&current.value(), "status").unwrap_or(&Value::Null), patch)
+}
+
+fn invalid_label(phase: &str) -> Event {
+    Event {
+        warning: true,
+        reason: "InvalidLabel".into(),
+        action: "Reconcile".into(),
+        note: format!(
+            "the phase {:?} cannot be the value of a label (at most 63 letters, digits, '-', '_' and '.'), so the mirror label was left as it is",
+            crate::status::cut(phase, 100)
+        ),
+    }
+}

@@ -59,7 +59,8 @@ async fn a_component_that_cannot_serve_is_refused_before_anything_is_written() {
 async fn a_push_that_no_host_hears_says_so() {
     let cluster = Cluster::shared().await;
     let hello = workspace::guest("hello").expect("built");
-    let pushed = push(&cluster, &[hello.to_str().expect("UTF-8"), "--wait", "2s"]).await;
+    // A name of its own: the roles of a plugin are the whole cluster's.
+    let pushed = push(&cluster, &[hello.to_str().expect("UTF-8"), "--name", "unheard", "--wait", "2s"]).await;
     assert_eq!(pushed.status.code(), Some(1), "{}", text(&pushed));
     assert!(text(&pushed).contains("is applied, but"), "{}", text(&pushed));
 }

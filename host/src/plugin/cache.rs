@@ -13,7 +13,6 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -37,7 +36,6 @@ pub struct Cache {
     /// Engine settings, wasmtime version and target: artefacts of another are other files.
     compatibility: u64,
     most: u64,
-    unfinished: AtomicU64,
 }
 
 impl Cache {
@@ -56,7 +54,7 @@ impl Cache {
         })?;
         let mut hasher = DefaultHasher::new();
         engine.precompile_compatibility_hash().hash(&mut hasher);
-        let cache = Self { directory, compatibility: hasher.finish(), most: CACHE_BYTES, unfinished: AtomicU64::new(0) };
+        let cache = Self { directory, compatibility: hasher.finish(), most: CACHE_BYTES };
         cache.shrink();
         Ok(cache)
     }
@@ -86,8 +84,8 @@ impl Cache {
 
     /// Where a compiler may write before [`Self::store`].
     pub fn unfinished(&self) -> Unfinished {
-        let number = self.unfinished.fetch_add(1, Ordering::Relaxed);
-        Unfinished(self.directory.join(format!("{}-{number}.{UNFINISHED}", std::process::id())))
+        // Random, as others may use the same folder: another runtime of this process, or another container's process of the same number.
+        Unfinished(self.directory.join(format!("{:016x}.{UNFINISHED}", rand::random::<u64>())))
     }
 
     /// Takes over what a compiler wrote.
@@ -201,6 +199,13 @@ mod tests {
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(directory.path(), &link).expect("linked");
         assert!(Cache::open(link, &engine).is_err());
+    }
+
+    #[test]
+    fn unfinished_files_of_two_runtimes_in_one_folder_never_meet() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (one, other) = (cache(directory.path()), cache(directory.path()));
+        assert_ne!(one.unfinished().path(), other.unfinished().path());
     }
 
     #[test]

@@ -74,6 +74,8 @@ async fn a_holder_set_by_hand_closes_the_gate_at_once() {
     let edited = Instant::now();
     fence.lost().await;
     assert!(edited.elapsed() < MILLI * 80, "before the next renewal: {:?}", edited.elapsed());
+    // The gate moves first, and then the status tells.
+    eventually("it says so", || elector.status(), |status| !status.leads).await;
     eventually("it leads again after the other's duration", || elector.status(), |status| status.leads).await;
     assert!(edited.elapsed() > MILLI * 900, "{:?}", edited.elapsed());
     assert!(fence.remaining().is_none(), "in a new term");

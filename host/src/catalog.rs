@@ -106,31 +106,18 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::{
-        object::Kind,
         package::Config,
         reconcile::{Next, Outcome, Request},
     };
 
-    /// `K` in `g` served by `p` with this code.
+    /// `K` in `g.io` served by `p` with this code.
     pub(crate) fn serving(code: &[u8], config_hash: &str) -> Arc<Serving> {
-        let kind = Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true };
         let handler = |_: Request| async { Ok(Outcome::just(Next::AwaitChange)) }.boxed();
         Arc::new(Serving {
             name: "p".into(),
             digest: Digest::of(code),
             config_hash: config_hash.into(),
-            claim: Arc::new(Claim {
-                reconciles: kind,
-                progress: None,
-                dead_letter: None,
-                priority_field: None,
-                reads: vec![],
-                owns: vec![],
-                hosts: vec![],
-                finalizer: false,
-                label_prefixes: vec![],
-                sdk: String::new(),
-            }),
+            claim: Arc::new(Claim::plain()),
             pace: Config::default().pace(),
             timeout: Duration::from_secs(10),
             paused: false,

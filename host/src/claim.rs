@@ -74,3 +74,42 @@ pub struct Pace {
     /// Longest delay after a failure.
     pub backoff_max: Duration,
 }
+
+#[cfg(test)]
+impl Claim {
+    /// For tests: claims `K` in `g.io/v1` and asks for nothing.
+    pub(crate) fn plain() -> Self {
+        Self {
+            reconciles: Kind { group: "g.io".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true },
+            progress: None,
+            dead_letter: None,
+            priority_field: None,
+            reads: Vec::new(),
+            owns: Vec::new(),
+            hosts: Vec::new(),
+            finalizer: false,
+            label_prefixes: Vec::new(),
+            sdk: String::new(),
+        }
+    }
+
+    /// For tests: the same, with phases `Done` and `Failed`, a mirror label, five tries and a priority.
+    pub(crate) fn full() -> Self {
+        Self {
+            progress: Some(Progress {
+                phase_field: "status.phase".into(),
+                settled: vec!["Done".into(), "Failed".into()],
+                mirror_label: Some("workqueue.acme.io/phase".into()),
+            }),
+            dead_letter: Some(DeadLetter {
+                after: Some(5),
+                phase: "Failed".into(),
+                retries_field: Some("status.retries".into()),
+                message_field: "status.message".into(),
+            }),
+            priority_field: Some("spec.priority".into()),
+            label_prefixes: vec!["acme.io/".into(), "acme.io/team-".into()],
+            ..Self::plain()
+        }
+    }
+}

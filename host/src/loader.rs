@@ -312,27 +312,13 @@ mod tests {
     use crate::{
         catalog::Serving,
         loader::crd::tests as crd,
-        object::Kind,
         reconcile::{Next, Outcome, Request},
         source::Delivery,
     };
 
     fn prepared() -> Prepared {
-        let reconciles = Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true };
-        let claim = Arc::new(Claim {
-            reconciles,
-            progress: None,
-            dead_letter: None,
-            priority_field: None,
-            reads: vec![],
-            owns: vec![],
-            hosts: vec![],
-            finalizer: false,
-            label_prefixes: vec![],
-            sdk: String::new(),
-        });
         let handler = |_: Request| async { Ok(Outcome::just(Next::AwaitChange)) }.boxed();
-        Prepared { claim, handler: Arc::new(handler) }
+        Prepared { claim: Arc::new(Claim::plain()), handler: Arc::new(handler) }
     }
 
     fn delivery(name: &str, version: &str, code: &'static [u8]) -> Change {

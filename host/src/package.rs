@@ -134,20 +134,25 @@ pub fn open(name: &str, files: impl Iterator<Item = (String, Bytes)>) -> Result<
     })
 }
 
-/// A name that Kubernetes accepts for an object: the `Plugin` object has it too.
+/// The `Plugin` object has the name too.
 fn check_name(name: &str) -> Result<(), Refusal> {
+    if is_name(name) {
+        return Ok(());
+    }
+    let message =
+        format!("{name:?} cannot be the name of a plugin: lower-case letters, digits, '-' and '.' only, as for any Kubernetes object.");
+    Err(Refusal::new(reason::INVALID_PACKAGE, message))
+}
+
+/// Whether Kubernetes accepts it as the name of an object.
+fn is_name(name: &str) -> bool {
     let label = |label: &str| {
         !label.is_empty()
             && !label.starts_with('-')
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
-    if name.len() <= 253 && name.split('.').all(label) {
-        return Ok(());
-    }
-    let message =
-        format!("{name:?} cannot be the name of a plugin: lower-case letters, digits, '-' and '.' only, as for any Kubernetes object.");
-    Err(Refusal::new(reason::INVALID_PACKAGE, message))
+    name.len() <= 253 && name.split('.').all(label)
 }
 
 /// A file that was surely meant as configuration; anything else beside a component (a README) is left alone.

@@ -296,21 +296,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{claim::Pace, object::Kind};
+    use crate::claim::Pace;
 
     fn claim() -> Claim {
-        Claim {
-            reconciles: Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true },
-            progress: None,
-            dead_letter: None,
-            priority_field: Some("spec.priority".into()),
-            reads: vec![],
-            owns: vec![],
-            hosts: vec![],
-            finalizer: false,
-            label_prefixes: vec![],
-            sdk: String::new(),
-        }
+        Claim { priority_field: Some("spec.priority".into()), ..Claim::plain() }
     }
 
     fn object(uid: &str, version: u32, generation: i64, status: Value) -> Arc<Object> {

@@ -340,38 +340,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        claim::{DeadLetter, Progress},
         loader::crd::tests as crd,
-        object::Kind,
         reconcile::{Next, Outcome, Request},
     };
 
     const MAP: Place = Place::ConfigMap;
-
-    /// A claim of `K` in `g`.
-    fn claim() -> Claim {
-        Claim {
-            reconciles: Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true },
-            progress: Some(Progress {
-                phase_field: "status.phase".into(),
-                settled: vec!["Done".into(), "Failed".into()],
-                mirror_label: Some("workqueue.acme.io/phase".into()),
-            }),
-            dead_letter: Some(DeadLetter {
-                after: Some(5),
-                phase: "Failed".into(),
-                retries_field: Some("status.retries".into()),
-                message_field: "status.message".into(),
-            }),
-            priority_field: Some("spec.priority".into()),
-            reads: vec![],
-            owns: vec![],
-            hosts: vec![],
-            finalizer: false,
-            label_prefixes: vec!["acme.io/".into()],
-            sdk: String::new(),
-        }
-    }
 
     /// A plugin in a ConfigMap: its age is the order of the names.
     fn delivery(name: &str, version: u32) -> Delivery {
@@ -381,7 +354,7 @@ mod tests {
 
     fn version(code: &str) -> Arc<Loaded> {
         let handler = |_: Request| async { Ok(Outcome::just(Next::AwaitChange)) }.boxed();
-        let claim = Arc::new(claim());
+        let claim = Arc::new(Claim::full());
         let digest = Digest::of(code.as_bytes());
         Arc::new(Loaded { digest, config_hash: String::new(), config: Config::default(), claim, handler: Arc::new(handler) })
     }
@@ -395,7 +368,7 @@ mod tests {
         let mut facts = Facts::default();
         facts.crds.apply(&crd::object(&crd::definition("crd")));
         facts.crds.set_synced();
-        facts.access.insert(Needs::of(&claim()), Access::Granted);
+        facts.access.insert(Needs::of(&Claim::full()), Access::Granted);
         facts
     }
 
@@ -518,13 +491,13 @@ mod tests {
         let mut book = Book::default();
         book.load("p", 1, Ok(version("1")));
         let mut facts = facts();
-        facts.crds.remove("ks.g");
+        facts.crds.remove("ks.g.io");
         assert_eq!((book.serving(&facts), book.reason("p", &facts)), (None, Some(reason::WAITING_FOR_CRD)));
         for uid in ["first", "second"] {
             facts.crds.apply(&crd::object(&crd::definition(uid)));
             let table = book.settle(&facts).table;
             assert_eq!(table.values().next().map(|serving| &*serving.crd_uid), Some(uid));
-            facts.crds.remove("ks.g");
+            facts.crds.remove("ks.g.io");
             assert_eq!(book.serving(&facts), None);
         }
     }
@@ -535,7 +508,7 @@ mod tests {
         book.load("p", 1, Ok(version("1")));
         let mut facts = facts();
         facts.access.clear();
-        let needs = Needs::of(&claim());
+        let needs = Needs::of(&Claim::full());
         let verdict = book.settle(&facts);
         assert!(verdict.table.is_empty() && verdict.wanted.contains(&needs) && verdict.plugins["p"].loading);
         let missing = needs.permissions().nth(1).expect("watch");
@@ -553,7 +526,7 @@ mod tests {
         let mut book = Book::default();
         book.load("p", 1, Ok(version("1")));
         assert!(book.serving(&facts()).is_some());
-        let mut claim = claim();
+        let mut claim = Claim::full();
         claim.reconciles.version = "v2".into();
         let next = Loaded { claim: Arc::new(claim), ..Arc::into_inner(version("2")).expect("one owner") };
         book.load("p", 2, Ok(Arc::new(next)));
@@ -591,8 +564,8 @@ mod tests {
             prop_assert!(book.serving(&facts()).is_some());
             let mut jobs = vec![];
             let mut denied = facts();
-            let missing = Needs::of(&claim()).permissions().next().expect("list");
-            denied.access.insert(Needs::of(&claim()), Access::Denied(missing));
+            let missing = Needs::of(&Claim::full()).permissions().next().expect("list");
+            denied.access.insert(Needs::of(&Claim::full()), Access::Denied(missing));
             for (at, (step, good)) in steps.into_iter().enumerate() {
                 let at = u32::try_from(at).expect("few");
                 match step {

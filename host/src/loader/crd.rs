@@ -186,12 +186,12 @@ struct Condition {
 pub(super) mod tests {
     use super::*;
 
-    /// A definition of `K` in `g` that serves `v1`.
+    /// A definition of `K` in `g.io` that serves `v1`.
     pub(in crate::loader) fn definition(uid: &str) -> serde_json::Value {
         serde_json::json!({
-            "metadata": { "name": "ks.g", "uid": uid },
+            "metadata": { "name": "ks.g.io", "uid": uid },
             "spec": {
-                "group": "g", "scope": "Namespaced", "names": { "kind": "K", "plural": "ks" },
+                "group": "g.io", "scope": "Namespaced", "names": { "kind": "K", "plural": "ks" },
                 "versions": [{ "name": "v1", "served": true, "subresources": { "status": {} } }, { "name": "v0", "served": false }]
             },
             "status": { "conditions": [{ "type": "Established", "status": "True" }] }
@@ -203,7 +203,7 @@ pub(super) mod tests {
     }
 
     fn kind() -> Kind {
-        Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true }
+        crate::claim::Claim::plain().reconciles
     }
 
     fn gate(value: &serde_json::Value, claimed: &Kind) -> Gate {
@@ -232,7 +232,7 @@ pub(super) mod tests {
         assert!(matches!(crds.gate(&kind()), Gate::Shut(refusal) if refusal.reason == reason::WAITING_FOR_CRD));
         assert!(crds.apply(&object(&definition("u"))) && !crds.apply(&object(&definition("u"))));
         assert!(crds.apply(&object(&definition("another"))));
-        assert!(crds.remove("ks.g") && !crds.remove("ks.g"));
+        assert!(crds.remove("ks.g.io") && !crds.remove("ks.g.io"));
         assert!(matches!(crds.gate(&kind()), Gate::Shut(_)));
     }
 

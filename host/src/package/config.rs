@@ -5,7 +5,7 @@ use std::{fmt::Display, time::Duration};
 use serde_json::{Map, Value};
 
 use super::{
-    AllowedHost, Refusal,
+    AllowedHost, Refusal, is_name,
     quantity::{bytes, duration, show_bytes, show_duration},
     reason,
 };
@@ -46,6 +46,8 @@ pub struct Config {
     pub settings: Map<String, Value>,
     /// The grant for HTTP.
     pub allowed_hosts: Vec<AllowedHost>,
+    /// Name of the ServiceAccount, in the host's namespace, that the plugin acts as for reads and children; none gives it neither.
+    pub service_account: Option<String>,
     /// Objects of the kind that run at once.
     pub concurrency: usize,
     /// Longest a whole call may take.
@@ -74,6 +76,7 @@ impl Default for Config {
         Self {
             settings: Map::new(),
             allowed_hosts: Vec::new(),
+            service_account: None,
             concurrency: 16,
             timeout: Duration::from_secs(10),
             cpu: Duration::from_secs(2),
@@ -110,7 +113,7 @@ impl Config {
             match key.as_str() {
                 "settings" => config.settings = mapping(&key, value)?,
                 "allowedHosts" => config.allowed_hosts = hosts(value)?,
-                "serviceAccountName" => absent(&value, "\"serviceAccountName\" (acting as an account of the plugin's own)")?,
+                "serviceAccountName" => config.service_account = account(&value)?,
                 "concurrency" => config.concurrency = concurrency(&value)?,
                 "timeout" => config.timeout = time(&key, &value, floor::TIMEOUT, ceiling::TIMEOUT)?,
                 "cpu" => config.cpu = time(&key, &value, floor::TIMEOUT, ceiling::CPU)?,
@@ -211,8 +214,13 @@ fn rollout(value: &Value) -> Result<(), Refusal> {
     }
 }
 
-fn absent(value: &Value, what: &str) -> Result<(), Refusal> {
-    if value.is_null() { Ok(()) } else { Err(later(what)) }
+fn account(value: &Value) -> Result<Option<String>, Refusal> {
+    let wanted = || expected("serviceAccountName", "the name of a ServiceAccount in the host's namespace", value);
+    match value {
+        Value::Null => Ok(None),
+        Value::String(name) if is_name(name) => Ok(Some(name.clone())),
+        _ => Err(wanted()),
+    }
 }
 
 fn later(what: &str) -> Refusal {
@@ -261,6 +269,7 @@ mod tests {
         let text = r#"
             settings: { gateway: "http://mail.demo", big: 9007199254740993, no: no }
             allowedHosts: [http://mail.demo:80]
+            serviceAccountName: email-request
             concurrency: 4
             timeout: 20s
             cpu: 500ms
@@ -273,6 +282,7 @@ mod tests {
         let expected = Config {
             settings: serde_json::from_str(r#"{"gateway":"http://mail.demo","big":9007199254740993,"no":"no"}"#).expect("json"),
             allowed_hosts: vec!["http://mail.demo".parse().expect("host")],
+            service_account: Some("email-request".into()),
             concurrency: 4,
             timeout: Duration::from_secs(20),
             cpu: Duration::from_millis(500),
@@ -321,6 +331,7 @@ mod tests {
             ("allowedHosts: http://a", "a list such as"),
             ("allowedHosts: [\"http://a/b\"]", "\"http://a/b\", which must end after the host"),
             ("settings: []", "a mapping"),
+            ("serviceAccountName: kube-system/default", "the name of a ServiceAccount in the host's namespace"),
             ("- a", "has to be a mapping"),
             ("a: 1\na: 2", "cannot be read"),
             ("paused: true\n---\npaused: false", "cannot be read"),
@@ -334,10 +345,8 @@ mod tests {
 
     #[test]
     fn what_a_later_version_can_do_is_refused_with_a_sentence() {
-        for text in ["serviceAccountName: email-request", "rollout: { staged: { share: 10%, for: 2m } }"] {
-            let refusal = refused(text);
-            assert!(refusal.reason == reason::NOT_SUPPORTED_YET && refusal.message.contains("later version"), "{refusal}");
-        }
+        let refusal = refused("rollout: { staged: { share: 10%, for: 2m } }");
+        assert!(refusal.reason == reason::NOT_SUPPORTED_YET && refusal.message.contains("later version"), "{refusal}");
         assert_eq!(refused("rollout: slowly").reason, reason::INVALID_CONFIG);
     }
 

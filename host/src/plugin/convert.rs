@@ -191,7 +191,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_status_text_is_a_value_or_a_sentence(text in "[\\[\\]{}\":,a\\\\0-9 ]{0,40}") {
-            let claim = super::super::claim::tests::plain();
+            let claim = crate::claim::Claim::plain();
             match status(&text, 0, &claim, |_| {}) {
                 Ok(value) => prop_assert!(value.is_object()),
                 Err(failure) => prop_assert!(matches!(failure, Failure::Refused(_))),

@@ -3,30 +3,12 @@
 use serde_json::json;
 
 use super::*;
-use crate::object::Kind;
 
 fn claim(after: Option<u32>) -> Claim {
-    Claim {
-        reconciles: Kind { group: "g".into(), version: "v1".into(), kind: "K".into(), plural: "ks".into(), namespaced: true },
-        progress: Some(Progress {
-            phase_field: "status.phase".into(),
-            settled: vec!["Done".into(), "Failed".into()],
-            mirror_label: Some("q/phase".into()),
-        }),
-        dead_letter: Some(DeadLetter {
-            after,
-            phase: "Failed".into(),
-            retries_field: after.map(|_| "status.retries".into()),
-            message_field: "status.message".into(),
-        }),
-        priority_field: None,
-        reads: vec![],
-        owns: vec![],
-        hosts: vec![],
-        finalizer: false,
-        label_prefixes: vec![],
-        sdk: String::new(),
-    }
+    let retries_field = after.map(|_| "status.retries".into());
+    let mut claim = Claim::full();
+    claim.dead_letter = claim.dead_letter.map(|letter| DeadLetter { after, retries_field, ..letter });
+    claim
 }
 
 fn object(generation: i64, status: Value) -> (Object, Value) {
@@ -153,8 +135,8 @@ fn reopening_clears_phase_and_account() {
 fn the_mirror_is_the_lower_cased_phase_or_says_why_not() {
     let claim = claim(Some(5));
     let mirrored = |phase: &str| mirror(&claim, &json!({"status": {"phase": phase}}));
-    assert_eq!(mirrored("Done"), Some(Ok(("q/phase".into(), Some("done".into())))));
-    assert_eq!(mirror(&claim, &json!({})), Some(Ok(("q/phase".into(), None))));
+    assert_eq!(mirrored("Done"), Some(Ok(("workqueue.acme.io/phase".into(), Some("done".into())))));
+    assert_eq!(mirror(&claim, &json!({})), Some(Ok(("workqueue.acme.io/phase".into(), None))));
     assert_eq!(mirrored("Done with warnings"), Some(Err("done with warnings".into())));
     assert_eq!(mirrored(&"x".repeat(64)), Some(Err("x".repeat(64))));
 }

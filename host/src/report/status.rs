@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_serving_plugin_is_ready_with_its_digest_and_kind() {
         let status = Status::of(&standing(), None, None, "now");
-        assert_eq!((status.kind.as_deref(), status.reason.as_str()), (Some("K.g.io"), "Serving K (g/v1)."));
+        assert_eq!((status.kind.as_deref(), status.reason.as_str()), (Some("K.g.io"), "Serving K (g.io/v1)."));
         assert_eq!(status.serving_digest, Some(Digest::of(b"1").to_string()));
         assert!(!status.is_warning() && status.refused_reason.is_none());
     }

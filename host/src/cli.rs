@@ -3,12 +3,16 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use tokio_util::sync::CancellationToken;
 
 use crate::{log::LogArgs, plugin::compile, shutdown};
 
 pub mod cluster;
 pub mod dev;
+mod kinds;
+pub mod plugins;
 pub mod push;
+pub mod retry;
 pub mod run;
 pub mod span;
 
@@ -30,6 +34,10 @@ enum Verb {
     Dev(Box<dev::Args>),
     /// Put a plugin into a cluster and wait until it serves or is refused
     Push(Box<push::Args>),
+    /// Show the plugins of a host and how they are doing
+    Plugins(Box<plugins::Args>),
+    /// Have objects tried again that were given up on
+    Retry(Box<retry::Args>),
     /// The compiler child: reads a component from standard input
     #[command(name = compile::VERB, hide = true)]
     Compile {
@@ -55,11 +63,21 @@ impl Cli {
                 Verb::Run(args) => args.run(shutdown).await.map(|()| ExitCode::SUCCESS),
                 Verb::Dev(args) => args.run(shutdown).await.map(|()| ExitCode::SUCCESS),
                 Verb::Push(args) => args.run(shutdown).await,
+                Verb::Plugins(args) => unless(shutdown, args.run()).await,
+                Verb::Retry(args) => unless(shutdown, args.run()).await,
                 Verb::Compile { .. } => unreachable!("handled above"),
             }
         });
         // A guest or a lookup that still blocks a thread does not hold up the end.
         runtime.shutdown_background();
         code
+    }
+}
+
+/// Does what ends by itself, unless it is interrupted.
+async fn unless(shutdown: CancellationToken, work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    tokio::select! {
+        done = work => done,
+        () = shutdown.cancelled() => anyhow::bail!("interrupted"),
     }
 }

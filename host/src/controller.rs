@@ -7,6 +7,7 @@
 //!
 //! # Guarantees
 //! - At most one run per object at a time, across versions of a plugin.
+//! - A failure of a version on trial is the former version's to judge: what that makes of the object is what counts.
 //! - Every effect of a turn, the handler's and ours, happens under the fence of the term.
 //! - A run's outcome is written, or the run is repeated on the object as it is then; an outcome that the API server cannot take now is
 //!   kept and written later without another run.
@@ -26,22 +27,29 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
-    catalog::Catalog,
+    catalog::{Catalog, Serving, Versions},
     events::Recorder,
     fence::{Fence, Leadership},
     kinds::{self, Kinds, Listener, Scope, Watched},
     metrics::{Metrics, Verdict},
     object::{GroupKind, Key, Object},
-    queue::{Cause, Then, Turn},
+    queue::{Cause, Depth, Then, Turn},
+    report::{Figures, Live},
     status::{WriteError, Writer},
+    trial::Trial,
     watch::Change,
 };
 
+mod breaker;
+pub mod mark;
+mod opinion;
 mod settle;
 mod step;
 mod term;
 mod write;
 
+use breaker::{Breaker, Change as Switch, Flow};
+use mark::Moment;
 use term::Term;
 use write::State;
 
@@ -87,12 +95,43 @@ struct End {
     verdict: Verdict,
     /// The state that was last given or written.
     last: Option<Arc<Object>>,
+    /// What went wrong in the handler, if it was run and something did.
+    fault: Option<Fault>,
+}
+
+/// How a handler failed.
+#[derive(Debug)]
+struct Fault {
+    /// In a sentence.
+    cause: String,
+    /// Whether it trapped or broke a limit, rather than said that it failed.
+    broken: bool,
+}
+
+impl End {
+    /// Of a turn in which no handler was at fault.
+    fn of(then: Then, verdict: Verdict, last: Option<Arc<Object>>) -> Self {
+        Self { then, verdict, last, fault: None }
+    }
+
+    /// Whether the handler trapped or broke a limit; none where it was not run.
+    fn ran_broken(&self) -> Option<bool> {
+        match (&self.fault, self.verdict) {
+            (Some(fault), _) => Some(fault.broken),
+            (None, Verdict::Success | Verdict::Requeue) => Some(false),
+            (None, _) => None,
+        }
+    }
 }
 
 /// Everything that one turn works with.
 struct Work<'a> {
     key: &'a Key,
     watched: &'a Watched,
+    /// The version that serves the object.
+    serving: &'a Arc<Serving>,
+    /// The trial that it is on, if it is.
+    trial: Option<&'a Arc<Trial>>,
     term: &'a Term,
     fence: Fence,
 }
@@ -124,6 +163,30 @@ impl Controller {
     /// The kinds that are watched, for health and metrics.
     pub fn kinds(&self) -> &Kinds {
         &self.kinds
+    }
+
+    /// How a kind is doing.
+    pub fn live(&self, kind: &GroupKind) -> Live {
+        let Some(watched) = self.kinds.get(kind) else { return Live::default() };
+        let figures = self.current_term().map(|term| {
+            let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+            let Depth { ready, delayed, .. } = term.queue.depth_of(kind);
+            let circuit = match term.breaker(kind, |breaker| breaker.flow()) {
+                Flow::Free => None,
+                Flow::One => Some("half-open".to_owned()),
+                Flow::None => Some("open".to_owned()),
+            };
+            Figures {
+                objects: count(watched.len()),
+                waiting: count(ready),
+                delayed: count(delayed),
+                paused: count(term.paused(kind)),
+                circuit,
+                last_failure: term.last_failure(kind),
+                ..Figures::default()
+            }
+        });
+        Live { trouble: watched.health().trouble(), figures }
     }
 
     /// Runs until `shutdown`, and then until the last effect is done or the grace period is over.
@@ -200,27 +263,52 @@ impl Controller {
         self.term.read().expect("no panic while the lock is held").clone()
     }
 
-    /// Opens the lane of a kind and looks at all its objects, for `cause` or as new ones.
-    fn open(&self, term: &Term, kind: &GroupKind, watched: &Watched, cause: Option<Cause>) {
-        let serving = &watched.serving;
-        let mut pace = serving.pace;
-        if serving.paused {
-            pace.concurrency = 0;
-        }
-        term.queue.open(kind.clone(), pace);
+    /// Opens the lane of a kind and looks at its objects: at all of them as new ones, or at those that another version served before.
+    fn open(&self, term: &Term, kind: &GroupKind, watched: &Watched, before: Option<&Versions>) {
+        self.open_lane(term, kind, watched);
         for object in watched.all() {
-            let key = kinds::key(kind, &object.key);
-            match cause {
-                None => term.observe(&key, &serving.claim, &object, true),
-                Some(cause) => term.wake(&key, &serving.claim, &object, cause),
+            let (key, claim) = (kinds::key(kind, &object.key), watched.claim(&object));
+            match before {
+                None => term.observe(&key, claim, &object, true),
+                Some(before) if is_served_anew(&object, before, &watched.versions) => term.wake(&key, claim, &object, Cause::Reload),
+                Some(_) => {}
             }
+        }
+    }
+
+    /// Gives the lane of a kind its pace: the plugin's own, within what its circuit breaker lets through.
+    fn open_lane(&self, term: &Term, kind: &GroupKind, watched: &Watched) {
+        let newest = watched.versions.newest();
+        let mut pace = newest.pace;
+        pace.concurrency = match term.breaker(kind, |breaker| breaker.flow()) {
+            _ if newest.paused => 0,
+            Flow::Free => pace.concurrency,
+            Flow::One => 1,
+            Flow::None => 0,
+        };
+        term.queue.open(kind.clone(), pace);
+    }
+
+    /// Follows a change of a circuit breaker.
+    fn switch(&self, term: &Term, kind: &GroupKind, watched: &Watched, switch: Option<Switch>) {
+        let Some(switch) = switch else { return };
+        let plugin = &watched.versions.stable.name;
+        match switch {
+            Switch::Opened => tracing::warn!(plugin, %kind, "the handler traps too often: its objects wait (circuit breaker open)"),
+            Switch::Probes => tracing::info!(plugin, %kind, "one object probes whether the handler has healed"),
+            Switch::Closed => tracing::info!(plugin, %kind, "the handler works again (circuit breaker closed)"),
+        }
+        self.metrics.breaker(kind, switch != Switch::Closed);
+        self.open_lane(term, kind, watched);
+        if switch == Switch::Closed {
+            term.queue.redrive(kind);
         }
     }
 
     fn wake_all(&self, term: &Term, cause: Cause) {
         for (kind, watched) in self.kinds.all() {
             for object in watched.all() {
-                term.wake(&kinds::key(&kind, &object.key), &watched.serving.claim, &object, cause);
+                term.wake(&kinds::key(&kind, &object.key), watched.claim(&object), &object, cause);
             }
         }
     }
@@ -228,6 +316,10 @@ impl Controller {
     fn tick(self: &Arc<Self>, term: &Arc<Term>, fence: &Fence, turns: &mut JoinSet<()>) {
         for (kind, depth) in term.queue.depth() {
             self.metrics.depth(&kind, depth.ready, depth.delayed, depth.running);
+        }
+        for (kind, watched) in self.kinds.all() {
+            self.watch_trial(term, &kind, &watched);
+            self.switch(term, &kind, &watched, term.breaker(&kind, Breaker::tick));
         }
         for key in term.unmirrored(MIRRORS) {
             let (controller, term, fence) = (self.clone(), term.clone(), fence.clone());
@@ -239,8 +331,9 @@ impl Controller {
     async fn mirror_waiting(&self, term: &Term, key: &Key, fence: Fence) {
         let Some(watched) = self.kinds.get(&key.kind) else { return };
         let Some(object) = watched.get(&key.object) else { return };
-        let work = Work { key, watched: &watched, term, fence };
-        match self.write_labels(&work, &object, &[]).await {
+        let (serving, trial) = watched.versions.pick(&object.uid);
+        let work = Work { key, watched: &watched, serving, trial, term, fence };
+        match self.write_metadata(&work, &object, &[], Moment::Waiting).await {
             // What was merged in is news: the object's next event says so.
             Ok(State { object: written, merged: false }) if !Arc::ptr_eq(&written, &object) => term.wrote(key, &written),
             Err(WriteError::Later { .. } | WriteError::Lost { .. }) => term.mirror_after(key, MIRROR_AGAIN),
@@ -254,22 +347,28 @@ impl Controller {
         let Some(watched) = self.kinds.get(&key.kind) else {
             return turn.done(Then::Wait);
         };
-        let serving = &watched.serving;
+        let (serving, trial) = watched.versions.pick(&turn.uid);
         let span = tracing::info_span!(
             "reconcile",
             plugin = serving.name,
-            digest = serving.digest.short(),
+            digest = serving.version.digest.short(),
             object = %key,
             cause = turn.cause.as_str(),
         );
-        let work = Work { key: &key, watched: &watched, term: &term, fence };
-        let step = AssertUnwindSafe(self.step(&work, &turn)).catch_unwind().instrument(span.clone());
+        let work = Work { key: &key, watched: &watched, serving, trial, term: &term, fence };
+        let step = AssertUnwindSafe(self.attempt(&work, &turn)).catch_unwind().instrument(span.clone());
         let end = step.await.unwrap_or_else(|panic| {
             let cause = format!("the host panicked: {}", panic_text(&*panic));
             tracing::error!(parent: &span, cause, "this is a fault of the host; please report it");
-            End { then: Then::Fail { cause, after: None }, verdict: Verdict::HostError, last: None }
+            End::of(Then::Fail { cause, after: None }, Verdict::HostError, None)
         });
         self.metrics.turn(&key.kind, end.verdict);
+        if let Some(fault) = &end.fault {
+            term.failed(&key, &serving.version, &fault.cause);
+        }
+        if let Some(broken) = end.ran_broken() {
+            self.switch(&term, &key.kind, &watched, term.breaker(&key.kind, |breaker| breaker.record(broken)));
+        }
         span.in_scope(|| match end.verdict {
             Verdict::Settled | Verdict::Requeue => tracing::debug!(result = %end.verdict, "turn"),
             verdict => tracing::info!(result = %verdict, then = ?end.then, "turn"),
@@ -287,7 +386,7 @@ impl Listener for Controller {
             // The store knows better than the event, which may be late, or of an informer that another one has replaced.
             Change::Applied { new, listed, .. } => {
                 if let Some(now) = watched.get(&new.key) {
-                    term.observe(&kinds::key(kind, &now.key), &watched.serving.claim, &now, listed);
+                    term.observe(&kinds::key(kind, &now.key), watched.claim(&now), &now, listed);
                 }
             }
             Change::Deleted(object) => {
@@ -303,10 +402,16 @@ impl Listener for Controller {
         self.metrics.kind_added(kind);
         self.pruned.lock().expect("no panic while the lock is held").retain(|(known, _)| known != kind);
         let Some(term) = self.current_term() else { return };
-        if before.is_some_and(|before| !before.same_informers(watched)) {
-            term.close(kind);
+        match before {
+            Some(before) if !before.same_informers(watched) => term.close(kind),
+            // What trapped was another version.
+            Some(before) if before.versions.newest() != watched.versions.newest() => {
+                term.breaker(kind, |breaker| *breaker = Breaker::default());
+                self.metrics.breaker(kind, false);
+            }
+            _ => {}
         }
-        self.open(&term, kind, watched, before.map(|_| Cause::Reload));
+        self.open(&term, kind, watched, before.map(|before| &*before.versions));
     }
 
     fn removed(&self, kind: &GroupKind) {
@@ -315,6 +420,12 @@ impl Listener for Controller {
             term.close(kind);
         }
     }
+}
+
+/// Whether another version serves the object than before, or may try again now what was given up on.
+fn is_served_anew(object: &Object, before: &Versions, now: &Versions) -> bool {
+    let redrives = now.stable.redrive && now.candidate.is_none() && before.stable != now.stable;
+    redrives || before.pick(&object.uid).0 != now.pick(&object.uid).0
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -20,7 +20,9 @@ use crate::{
     admin::{self, Admin, Checks},
     client, controller,
     controller::Controller,
-    events, lease,
+    events,
+    keep::Keeper,
+    lease,
     loader::{self, Loader, Standings, access},
     metrics::Metrics,
     plugin::{Resolve, Runtime, RuntimeConfig},
@@ -92,6 +94,7 @@ pub async fn run(
     let compiler = std::env::current_exe().context("finding the berth binary, which compiles plugins")?;
     let runtime = Runtime::new(RuntimeConfig { resolve, ..RuntimeConfig::new(compiler, cache_dir) })?;
 
+    let (lease_name, holder) = (lease.name.clone(), identity.clone());
     let (leadership, elector) = lease::start(config, lease)?;
     let election = elector.watch();
     let places = std::iter::once(Place::ConfigMap).chain(plugin_dir.is_some().then_some(Place::Directory));
@@ -116,12 +119,15 @@ pub async fn run(
         // Without a loader the process is about to end.
         let _ = definitions_sent.send(change);
     });
+    let keeper = Keeper { client: client.clone(), namespace: namespace.clone(), standings: standings.clone() }.run(leadership.clone());
     let kinds = controller.clone();
     let reporting = Reporter {
         client,
         namespace,
         standings: standings.clone(),
-        trouble: Box::new(move |kind| kinds.kinds().get(kind)?.health().trouble()),
+        live: Box::new(move |kind| kinds.live(kind)),
+        lease: lease_name,
+        identity: holder,
         recorder,
         metrics: metrics.clone(),
         watch_timeout,
@@ -142,6 +148,7 @@ pub async fn run(
         () = publishing => bail!("the recorder of events has ended"),
         () = loader.run(deliveries, definitions) => bail!("the loader has ended"),
         () = reporting => bail!("the reporter has ended"),
+        () = keeper => bail!("the keeper of stable versions has ended"),
         () = directory => bail!("the watch of the plugin folder has ended"),
         never = configmaps => match never {},
         never = crd_informer => match never {},

@@ -10,7 +10,8 @@ use kube::Client;
 use tokio::task::AbortHandle;
 
 use crate::{
-    catalog::{Serving, Table},
+    catalog::{Serving, Table, Versions},
+    claim::Claim,
     object::{GroupKind, Key, Object, ObjectKey},
     watch::{self, Change, Health, Store, Target},
 };
@@ -24,11 +25,11 @@ pub struct Scope {
     pub watch_timeout: Duration,
 }
 
-/// A kind that is watched, with the version that serves it now.
+/// A kind that is watched, with the versions that serve it now.
 #[derive(Debug)]
 pub struct Watched {
     /// What serves it.
-    pub serving: Arc<Serving>,
+    pub versions: Arc<Versions>,
     informers: Arc<Informers>,
 }
 
@@ -52,6 +53,11 @@ impl Watched {
     pub fn store(&self, key: &ObjectKey) -> Option<&Arc<Store>> {
         let of = |namespace: &Option<String>| namespace.is_none() || namespace.as_deref() == key.namespace.as_deref();
         self.informers.stores.iter().find(|(namespace, _)| of(namespace)).map(|(_, store)| store)
+    }
+
+    /// The claim of the version that serves the object.
+    pub fn claim(&self, object: &Object) -> &Claim {
+        &self.versions.pick(&object.uid).0.claim
     }
 
     /// The object as it is now.
@@ -95,7 +101,7 @@ impl Watched {
 pub trait Listener: Send + Sync + 'static {
     /// An object has changed in the store.
     fn object(&self, kind: &GroupKind, change: Change);
-    /// A kind is watched from now on, or another version serves it (then `before` is what did).
+    /// A kind is watched from now on, or other versions serve it (then `before` is what did).
     fn serves(&self, kind: &GroupKind, watched: &Arc<Watched>, before: Option<&Arc<Watched>>);
     /// A kind is no longer watched.
     fn removed(&self, kind: &GroupKind);
@@ -132,16 +138,16 @@ impl Kinds {
     /// Follows one table of the catalog. Informers go on across versions of a plugin; another API version, or another CRD of the same
     /// name, starts them anew.
     pub fn follow(&self, table: &Table, client: &Client, listener: &Arc<impl Listener>) {
-        for (kind, serving) in table {
+        for (kind, versions) in table {
             let before = self.get(kind);
-            if before.as_ref().is_some_and(|before| Arc::ptr_eq(&before.serving, serving)) {
+            if before.as_ref().is_some_and(|before| Arc::ptr_eq(&before.versions, versions)) {
                 continue;
             }
             let informers = match &before {
-                Some(before) if same_collection(&before.serving, serving) => before.informers.clone(),
-                _ => Arc::new(self.start(kind, serving, client, listener)),
+                Some(before) if same_collection(&before.versions.stable, &versions.stable) => before.informers.clone(),
+                _ => Arc::new(self.start(kind, &versions.stable, client, listener)),
             };
-            let watched = Arc::new(Watched { serving: serving.clone(), informers });
+            let watched = Arc::new(Watched { versions: versions.clone(), informers });
             self.watched.write().expect("no panic while the lock is held").insert(kind.clone(), watched.clone());
             listener.serves(kind, &watched, before.as_ref());
         }

@@ -6,7 +6,7 @@
 //!       │ watch                                                       │ watch
 //!       ▼                                                             ▼
 //!   watch, kinds ──object──▶ controller::Term ◀──serves── catalog ◀─ loader ◀─ source
-//!  (every replica)             │  (leader only)             (gates, last good)   │
+//!  (every replica)             │  (leader only)     (stable, on trial) (gates)   │
 //!                              ▼                                                 ▼
 //!                            queue ──turn──▶ controller ──Request──▶ Reconcile   report
 //!                    (dedup, one at a time,   │    ▲                 (a plugin:   (Plugin objects)
@@ -32,6 +32,7 @@ pub mod events;
 pub mod fence;
 pub mod host;
 pub mod install;
+pub mod keep;
 pub mod kinds;
 pub mod lease;
 pub mod loader;
@@ -46,4 +47,5 @@ pub mod report;
 pub mod shutdown;
 pub mod source;
 pub mod status;
+pub mod trial;
 pub mod watch;

@@ -11,7 +11,7 @@
 //! is found by watching the definitions, and a permission by asking once in 10 s: nothing has to be touched for a plugin to go on.
 //!
 //! # Caveats
-//! The last good version is kept in memory: after a restart only what the sources hold is there.
+//! The stable version of a plugin from a folder is kept in memory alone; that of one from a ConfigMap is [kept](crate::keep).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,13 +28,13 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-pub use self::standing::{Refused, Standing, Standings};
+pub use self::standing::{Keep, Refused, Standing, Standings};
 use self::{
     access::{Access, Ask, Needs},
     book::{Book, Facts, Finished, Job, Loaded, Start},
 };
 use crate::{
-    catalog::Catalog,
+    catalog::{Candidate, Catalog, Judged},
     claim::Claim,
     package::{self, Package, Refusal, reason},
     reconcile::Reconcile,
@@ -70,6 +70,7 @@ pub struct Loader {
     prepare: Prepare,
     ask: Ask,
     catalog: Catalog,
+    judgements: mpsc::UnboundedReceiver<Judged>,
     standings: watch::Sender<Arc<Standings>>,
     book: Book,
     facts: Facts,
@@ -89,10 +90,12 @@ enum Done {
 impl Loader {
     /// A loader that waits for these sources before it is warm.
     pub fn new(prepare: Prepare, ask: Ask, sources: impl IntoIterator<Item = Place>) -> Self {
+        let (catalog, judgements) = Catalog::new();
         Self {
             prepare,
             ask,
-            catalog: Catalog::default(),
+            catalog,
+            judgements,
             standings: watch::Sender::new(Arc::default()),
             book: Book::default(),
             facts: Facts::default(),
@@ -132,6 +135,7 @@ impl Loader {
                     None => return,
                 },
                 Some(change) = definitions.recv() => self.take_definition(change),
+                Some(judged) = self.judgements.recv() => self.book.judge(judged),
                 Some(done) = self.work.join_next() => done.is_ok_and(|done| self.take_done(done)),
                 _ = retry.tick() => self.try_again(),
                 () = &mut head_start, if self.facts.start != Start::Over => {
@@ -152,6 +156,14 @@ impl Loader {
                 info!(plugin = name, ?place, "plugin withdrawn");
                 self.abort(&name);
                 self.book.withdraw(place, &name)
+            }
+            Change::Kept(kept) => {
+                self.book.keep(kept);
+                None
+            }
+            Change::Lost(uid) => {
+                self.book.lose(&uid);
+                None
             }
             Change::Synced(place) => {
                 self.unsynced.remove(&place);
@@ -215,14 +227,9 @@ impl Loader {
     /// Loads a delivery; what is still being loaded of the same plugin is given up.
     fn start(&mut self, job: Job) {
         self.abort(&job.name);
-        let (name, number) = (job.name.clone(), job.number);
-        let load = AssertUnwindSafe(load(job, self.prepare.clone())).catch_unwind();
-        let loading = name.clone();
-        let task = self.work.spawn(async move {
-            let finished = load.await.unwrap_or_else(|_| Err(panicked()));
-            Done::Loaded { name, number, finished }
-        });
-        self.loading.insert(loading, task);
+        let name = job.name.clone();
+        let task = self.work.spawn(finish(job, self.prepare.clone()));
+        self.loading.insert(name, task);
     }
 
     fn abort(&mut self, name: &str) {
@@ -243,7 +250,12 @@ impl Loader {
     }
 
     fn settle(&mut self) {
-        let book::Verdict { table, plugins, wanted } = self.book.settle(&self.facts);
+        let book::Verdict { table, plugins, wanted, restore } = self.book.settle(&self.facts);
+        for name in restore {
+            if let Some(job) = self.book.restore(&name) {
+                self.work.spawn(finish(job, self.prepare.clone()));
+            }
+        }
         // An answer is good for the version that it was asked for; permissions may be others by the time of the next one.
         self.facts.access.retain(|needs, _| wanted.contains(needs));
         for needs in wanted {
@@ -271,29 +283,41 @@ fn panicked() -> Refused {
     Refused { digest: None, refusal: Refusal::new(reason::HOST_FAILURE, message) }
 }
 
+/// Loads a job, whatever happens.
+async fn finish(job: Job, prepare: Prepare) -> Done {
+    let (name, number) = (job.name.clone(), job.number);
+    let loaded = AssertUnwindSafe(load(job, prepare)).catch_unwind().await;
+    Done::Loaded { name, number, finished: loaded.unwrap_or_else(|_| Err(panicked())) }
+}
+
 /// The gates that do not depend on the cluster.
 async fn load(job: Job, prepare: Prepare) -> Finished {
     let Job { name, delivery, known, .. } = job;
-    let opened = tokio::task::spawn_blocking(move || package::open(&name, delivery.files.iter().cloned())).await;
+    let files = delivery.clone();
+    let opened = tokio::task::spawn_blocking(move || package::open(&name, files.files.iter().cloned())).await;
     let package = match opened {
         Ok(opened) => Arc::new(opened.map_err(|refusal| Refused { digest: None, refusal })?),
         Err(_) => return Err(panicked()),
     };
-    let (digest, config_hash, config) = (package.digest, package.config_hash.clone(), package.config.clone());
-    if let Some(same) = known.into_iter().find(|known| known.digest == digest && known.config_hash == config_hash) {
+    let (version, config) = (package.version(), package.config.clone());
+    if let Some(same) = known.into_iter().find(|known| known.version == version) {
         return Ok(same);
     }
-    let refused = |refusal| Refused { digest: Some(digest), refusal };
-    let Prepared { claim, handler } = prepare(package).await.map_err(refused)?;
-    Ok(Arc::new(Loaded { digest, config_hash, config, claim, handler }))
+    let refused = |refusal| Refused { digest: Some(package.digest), refusal };
+    let Prepared { claim, handler } = prepare(package.clone()).await.map_err(refused)?;
+    Ok(Arc::new(Loaded { version, delivery, config, claim, handler }))
 }
 
 /// One line for each change that an operator wants to know of.
 fn announce(before: &Standings, now: &Standings) {
     for (name, standing) in &now.plugins {
         let old = before.plugins.get(name);
-        if let Some(serving) = standing.serving.as_ref().filter(|serving| old.and_then(|old| old.serving.as_ref()) != Some(serving)) {
-            info!(plugin = name, kind = %serving.claim.reconciles, digest = %serving.digest, paused = serving.paused, "plugin serves");
+        if let Some(serving) = standing.stable.as_ref().filter(|serving| old.and_then(|old| old.stable.as_ref()) != Some(serving)) {
+            info!(plugin = name, kind = %serving.claim.reconciles, version = %serving.version, paused = serving.paused, "plugin serves");
+        }
+        let on_trial = standing.candidate.as_ref().filter(|candidate| old.and_then(|old| old.candidate.as_ref()) != Some(candidate));
+        if let Some(Candidate { serving, trial }) = on_trial {
+            info!(plugin = name, version = %serving.version, rollout = ?trial.rollout(), "a new version is on trial");
         }
         if let Some(refused) = standing.refused.as_ref().filter(|refused| old.and_then(|old| old.refused.as_ref()) != Some(refused)) {
             let digest = refused.digest.map(tracing::field::display);
@@ -366,7 +390,7 @@ mod tests {
         }
 
         fn serving(&self) -> Option<Arc<Serving>> {
-            self.catalog.subscribe().borrow().values().next().cloned()
+            self.catalog.subscribe().borrow().values().next().map(|versions| versions.stable.clone())
         }
     }
 
@@ -380,8 +404,8 @@ mod tests {
         assert!(!running.standings.borrow().warm);
         running.send(delivery("p", "1", b"1"));
         running.send(Change::Synced(Place::ConfigMap));
-        running.until(|standings| standings.warm && standings.plugins["p"].serving.is_some()).await;
-        assert_eq!(running.serving().expect("serves").digest, package::Digest::of(b"1"));
+        running.until(|standings| standings.warm && standings.plugins["p"].stable.is_some()).await;
+        assert_eq!(running.serving().expect("serves").version.digest, package::Digest::of(b"1"));
         let gone = Arc::new(crd::object(&crd::definition("crd")));
         running.definitions.send(crate::watch::Change::Deleted(gone)).expect("runs");
         running.until(|standings| standings.plugins["p"].refused.is_some()).await;
@@ -402,9 +426,9 @@ mod tests {
         let mut running = synced(run(prepare, granted()));
         running.send(delivery("a", "1", b"slow"));
         running.send(delivery("b", "1", b"quick"));
-        running.until(|standings| standings.plugins.get("b").is_some_and(|b| b.serving.is_some())).await;
+        running.until(|standings| standings.plugins.get("b").is_some_and(|b| b.stable.is_some())).await;
         running.send(delivery("a", "2", b"quick"));
-        running.until(|standings| standings.plugins["a"].refused.is_some() || standings.plugins["a"].serving.is_some()).await;
+        running.until(|standings| standings.plugins["a"].refused.is_some() || standings.plugins["a"].stable.is_some()).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -429,7 +453,7 @@ mod tests {
         let reason = running.standings.borrow().plugins["p"].refused.as_ref().map(|refused| refused.refusal.reason);
         assert_eq!(reason, Some(reason::HOST_FAILURE));
         *tries.lock().expect("not poisoned") = 1;
-        running.until(|standings| standings.plugins["p"].serving.is_some()).await;
+        running.until(|standings| standings.plugins["p"].stable.is_some()).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -449,7 +473,7 @@ mod tests {
         let started = tokio::time::Instant::now();
         running.send(delivery("p", "1", b"1"));
         running.until(|standings| standings.plugins.get("p").is_some_and(|p| p.refused.is_some())).await;
-        running.until(|standings| standings.plugins["p"].serving.is_some()).await;
+        running.until(|standings| standings.plugins["p"].stable.is_some()).await;
         assert_eq!(started.elapsed().as_secs(), 30);
         let asked = asked.lock().expect("not poisoned");
         assert!(asked.len() == 4 && asked[0].is_none() && asked[1].is_some(), "{asked:?}");

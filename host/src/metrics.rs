@@ -115,6 +115,7 @@ pub struct Metrics {
     watch_age: Family<KindLabels, Gauge<f64, std::sync::atomic::AtomicU64>>,
     plugins: Family<PluginLabels, Gauge>,
     refused: Gauge,
+    breakers: Family<KindLabels, Gauge>,
     leader: Gauge<i64, AtomicI64>,
     writes: Family<WriteLabels, Counter>,
 }
@@ -146,6 +147,7 @@ impl Default for Metrics {
             watch_age: Family::default(),
             plugins: Family::default(),
             refused: Gauge::default(),
+            breakers: Family::default(),
             leader: Gauge::default(),
             writes: Family::default(),
             registry: Registry::default(),
@@ -157,6 +159,7 @@ impl Default for Metrics {
         registry.register("watch_age_seconds", "Time since the API server last sent something for the kind", metrics.watch_age.clone());
         registry.register("plugin_info", "1 for each plugin that serves", metrics.plugins.clone());
         registry.register("plugins_refused", "Plugins whose present version is refused", metrics.refused.clone());
+        registry.register("breaker_open", "1 while a plugin's objects wait because its handler traps", metrics.breakers.clone());
         registry.register("leader", "Whether this process leads", metrics.leader.clone());
         registry.register("writes", "Writes to objects by what was written", metrics.writes.clone());
         Self { registry, ..metrics }
@@ -170,7 +173,8 @@ impl Metrics {
             drop(self.runs.get_or_create(&ResultLabels { kind: kind.to_string(), result }));
         }
         drop(self.duration.get_or_create(&KindLabels { kind: kind.to_string() }));
-        for write in ["status", "labels"] {
+        self.breaker(kind, false);
+        for write in ["status", "metadata"] {
             drop(self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }));
         }
     }
@@ -181,6 +185,7 @@ impl Metrics {
             self.depth.remove(&DepthLabels { kind: kind.to_string(), state });
         }
         self.objects.remove(&KindLabels { kind: kind.to_string() });
+        self.breakers.remove(&KindLabels { kind: kind.to_string() });
         self.watch_age.remove(&KindLabels { kind: kind.to_string() });
     }
 
@@ -194,7 +199,12 @@ impl Metrics {
         self.duration.get_or_create(&KindLabels { kind: kind.to_string() }).observe(duration.as_secs_f64());
     }
 
-    /// A write has been answered: `status` or `labels`.
+    /// Whether the circuit breaker of a kind's plugin is open, or half open.
+    pub fn breaker(&self, kind: &GroupKind, open: bool) {
+        self.breakers.get_or_create(&KindLabels { kind: kind.to_string() }).set(i64::from(open));
+    }
+
+    /// A write has been answered: `status` or `metadata`.
     pub fn wrote(&self, kind: &GroupKind, write: &'static str) {
         self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }).inc();
     }

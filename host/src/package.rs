@@ -6,6 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 pub use self::{
@@ -44,8 +45,16 @@ pub struct Package {
     pub config_hash: String,
 }
 
-/// SHA-256 of a decompressed component: what identifies a version.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+impl Package {
+    /// Which version of the plugin it is.
+    pub fn version(&self) -> Version {
+        Version { digest: self.digest, config_hash: self.config_hash.clone() }
+    }
+}
+
+/// SHA-256 of a decompressed component. As text: `sha256:` and 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Digest([u8; 32]);
 
 impl Digest {
@@ -65,9 +74,49 @@ impl Digest {
     }
 }
 
+/// Tells one version of a plugin from another.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Version {
+    /// Of its component.
+    pub digest: Digest,
+    /// SHA-256 of the text of its `plugin.yaml`, in hexadecimal; of nothing where there is none.
+    pub config_hash: String,
+}
+
+impl fmt::Display for Version {
+    /// Enough of both for people to tell versions apart.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.digest.short(), self.config_hash.get(..6).unwrap_or_default())
+    }
+}
+
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sha256:{}", self.hex())
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        const WANTED: &str = "expected \"sha256:\" and 64 hexadecimal digits";
+        let digits = text
+            .strip_prefix("sha256:")
+            .filter(|digits| digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+            .ok_or(WANTED)?;
+        let mut bytes = [0; 32];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).map_err(|_| WANTED)?;
+        }
+        Ok(Self(bytes))
     }
 }
 
@@ -234,6 +283,10 @@ mod tests {
         }
         assert!(Digest::of(b"").to_string().starts_with("sha256:e3b0c44298fc"));
         assert_eq!(Digest::of(b"").short(), "e3b0c44298fc");
+        assert_eq!(Digest::try_from(Digest::of(b"").to_string()), Ok(Digest::of(b"")));
+        for text in ["", "sha256:", "sha256:zz", &format!("sha256:{}", "é".repeat(32)), &format!("md5:{}", "0".repeat(64))] {
+            assert!(Digest::try_from(text.to_owned()).is_err(), "{text}");
+        }
     }
 
     #[test]

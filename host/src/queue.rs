@@ -9,7 +9,7 @@
 //! - Wakes of one key are folded into one run, and a key never has two turns at once, not even when its lane was closed and opened
 //!   again in between. A wake during a turn leads to another one.
 //! - Nothing is lost: a woken key of an open lane gets a turn, unless it is forgotten or its lane is closed. None starves.
-//! - *Backoff* (after [`Then::Fail`]) doubles with each failure in a row. It ends early only with a new spec, a reload or another uid;
+//! - *Backoff* (after [`Then::Fail`]) doubles with each failure in a row. It ends early only with a new spec, a redrive, a reload or another uid;
 //!   other wakes are folded into the waiting run, which stays when it was. A *timer* (after [`Then::After`]) gives way to any wake.
 //!   [`Then::Again`] gives way to nothing.
 //! - Order within a lane: by priority, where every 30 s of waiting count as one more; then a live change before a retry before what a
@@ -56,6 +56,8 @@ pub enum Cause {
     NewSpec,
     /// Something else of it changed: labels, annotations, status, deletion.
     Change,
+    /// Somebody asks to try again at once what failed.
+    Redrive,
     /// The time came that the handler asked for.
     Timer,
     /// The backoff after a failure is over.
@@ -148,6 +150,13 @@ impl Queue {
         self.shared.look.notify_one();
     }
 
+    /// Forgets the failures of every object of a kind that does not run: those that wait out a backoff run again now.
+    pub fn redrive(&self, kind: &GroupKind) {
+        let now = self.shared.now();
+        self.shared.lock().state.redrive(kind, now);
+        self.shared.look.notify_one();
+    }
+
     /// Closes the lane of a kind and drops what waits there. Turns that run go on; what they end with counts only if the lane is open then.
     pub fn close(&self, kind: &GroupKind) {
         self.shared.lock().state.close(kind);
@@ -187,6 +196,11 @@ impl Queue {
         self.shared.lock().state.depth()
     }
 
+    /// What of one kind is where.
+    pub fn depth_of(&self, kind: &GroupKind) -> Depth {
+        self.shared.lock().state.depth_of(kind)
+    }
+
     /// From now on no turn starts: `next` waits forever.
     pub fn stop_intake(&self) {
         self.shared.lock().intake_stopped = true;
@@ -213,13 +227,15 @@ impl Queue {
 
 impl Cause {
     /// All, for metrics that exist before they count.
-    pub const ALL: [Self; 7] = [Self::NewSpec, Self::Change, Self::Timer, Self::Retry, Self::Reload, Self::FirstList, Self::Resync];
+    pub const ALL: [Self; 8] =
+        [Self::NewSpec, Self::Change, Self::Redrive, Self::Timer, Self::Retry, Self::Reload, Self::FirstList, Self::Resync];
 
     /// For spans and metric labels.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NewSpec => "new-spec",
             Self::Change => "change",
+            Self::Redrive => "redrive",
             Self::Timer => "timer",
             Self::Retry => "retry",
             Self::Reload => "reload",
@@ -230,7 +246,7 @@ impl Cause {
 
     /// Whether the failures so far say nothing about the run to come.
     fn starts_afresh(self) -> bool {
-        matches!(self, Self::NewSpec | Self::Reload)
+        matches!(self, Self::NewSpec | Self::Redrive | Self::Reload)
     }
 }
 

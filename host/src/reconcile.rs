@@ -116,6 +116,11 @@ impl Failure {
     pub fn counts(&self) -> bool {
         !matches!(self, Self::Fenced | Self::Host(_))
     }
+
+    /// Whether the handler itself is to blame, whatever the other side did.
+    pub fn is_broken(&self) -> bool {
+        matches!(self, Self::Trap(_) | Self::Limit(_) | Self::Refused(_))
+    }
 }
 
 /// The reconcile handler of one kind. A plugin is one; so is a closure, in tests.

@@ -4,6 +4,8 @@
 //! Every replica watches the `Plugin` objects of its namespace. The leader compares them with what its loader says, and writes what is
 //! different: at once when it becomes leader, when a plugin stands otherwise, and when somebody else has changed or deleted an object.
 //!
+//! Figures of what is at work go into an entry of this host's own, at a pace: nothing changes while nothing happens.
+//!
 //! # Guarantees
 //! Nothing is written that is there already, and nothing outside the fence. The object of a plugin from a ConfigMap is owned by it, and
 //! goes with it; the objects of plugins that are gone are deleted once every source has told what it has.
@@ -18,11 +20,16 @@ use kube::{
     Api, Client,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tracing::{debug, warn};
 
-pub use self::status::{Condition, Status};
+use self::figures::Paced;
+pub use self::{
+    figures::{Figures, LastFailure},
+    status::{Condition, Status},
+};
 use crate::{
     events::Recorder,
     fence::{Fence, Leadership, Stopped},
@@ -34,6 +41,7 @@ use crate::{
     watch::{Change, Store, Target},
 };
 
+mod figures;
 mod status;
 
 /// Who the API server is told that the writer is.
@@ -53,8 +61,17 @@ pub fn plugin_kind() -> Kind {
     Kind { group: text("berth.acme.io"), version: text("v1alpha1"), kind: text("Plugin"), plural: text("plugins"), namespaced: true }
 }
 
-/// What keeps a kind from being watched, in a sentence.
-pub type Trouble = Box<dyn Fn(&GroupKind) -> Option<String> + Send + Sync>;
+/// How a kind is doing at work.
+#[derive(Debug, Default)]
+pub struct Live {
+    /// What keeps it from being watched, in a sentence.
+    pub trouble: Option<String>,
+    /// While this host leads.
+    pub figures: Option<Figures>,
+}
+
+/// Asks the controller how a kind is doing.
+pub type Ask = Box<dyn Fn(&GroupKind) -> Live + Send + Sync>;
 
 /// See the module.
 pub struct Reporter {
@@ -64,8 +81,12 @@ pub struct Reporter {
     pub namespace: String,
     /// What the loader says.
     pub standings: watch::Receiver<Arc<Standings>>,
-    /// What the informers say.
-    pub trouble: Trouble,
+    /// What the controller says.
+    pub live: Ask,
+    /// Name of the Lease.
+    pub lease: String,
+    /// Name of this process.
+    pub identity: String,
     /// Where Events go.
     pub recorder: Recorder,
     /// Where serving and refused plugins are counted, on every replica.
@@ -93,7 +114,7 @@ impl Reporter {
             }
         });
         let counting = count(self.standings.clone(), self.metrics.clone());
-        let writer = Writer { reporter: self, store, written, troubles: BTreeMap::new() };
+        let writer = Writer { reporter: self, store, written, troubles: BTreeMap::new(), paced: BTreeMap::new() };
         tokio::select! {
             never = informer => match never {},
             () = writer.run(leadership, &changed) => {}
@@ -106,8 +127,8 @@ async fn count(mut standings: watch::Receiver<Arc<Standings>>, metrics: Arc<Metr
     loop {
         let now = standings.borrow_and_update().clone();
         let serving = now.plugins.iter().filter_map(|(name, standing)| {
-            let serving = standing.serving.as_ref()?;
-            Some((name.clone(), serving.claim.reconciles.group_kind().to_string(), serving.digest.short()))
+            let serving = standing.serving()?;
+            Some((name.clone(), serving.claim.reconciles.group_kind().to_string(), serving.version.digest.short()))
         });
         metrics.plugins(serving, now.plugins.values().filter(|standing| standing.refused.is_some()).count());
         if standings.changed().await.is_err() {
@@ -148,6 +169,8 @@ struct Writer {
     written: Arc<Written>,
     /// Since when a kind has been in trouble, and what is told of it.
     troubles: BTreeMap<GroupKind, (Instant, String)>,
+    /// By plugin.
+    paced: BTreeMap<String, Paced>,
 }
 
 /// Why the term's work ended.
@@ -184,11 +207,11 @@ impl Writer {
     }
 
     fn observe_troubles(&mut self, standings: &Standings) {
-        let serving = standings.plugins.values().filter_map(|standing| standing.serving.as_ref());
+        let serving = standings.plugins.values().filter_map(|standing| standing.stable.as_ref());
         let kinds = serving.map(|serving| serving.claim.reconciles.group_kind());
         let now = Instant::now();
         let troubles = kinds.filter_map(|kind| {
-            let text = (self.reporter.trouble)(&kind)?;
+            let text = (self.reporter.live)(&kind).trouble?;
             let known = self.troubles.remove(&kind);
             // What it has come to when it is told, which may not be what it began with; from then on it stays, as each change is a write.
             let told = known.as_ref().is_some_and(|(since, _)| now.duration_since(*since) >= TROUBLE);
@@ -204,22 +227,28 @@ impl Writer {
     }
 
     /// Writes what is different. What fails is logged, and tried again when the loop comes round.
-    async fn write(&self, standings: &Standings, fence: &Fence) -> Result<(), Stopped> {
+    async fn write(&mut self, standings: &Standings, fence: &Fence) -> Result<(), Stopped> {
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         for (name, standing) in &standings.plugins {
             let object = self.present(name).filter(|object| !object.deleting);
             let found = object.map(|object| object.value()).unwrap_or_default();
             let before = serde_json::from_value(found["status"].clone()).ok();
-            let status = Status::of(standing, self.trouble(standing), before.as_ref(), &now);
+            let figures = self.figures(standing);
+            let status = Status::of(standing, self.trouble(standing), figures.as_ref(), before.as_ref(), &now);
             let wanted = self.object(name, standing);
             let head = (!holds(&found["metadata"], &wanted["metadata"])).then_some(wanted);
-            if head.is_none() && before.as_ref() == Some(&status) {
+            if head.is_some() || before.as_ref() != Some(&status) {
+                if self.guarded(name, fence, self.apply(name, head, &status)).await? {
+                    self.tell(name, standing, before.as_ref(), &status, fence);
+                }
                 continue;
             }
-            if self.guarded(name, fence, self.apply(name, head, &status)).await? {
-                self.tell(name, standing, before.as_ref(), &status, fence);
+            let Some(figures) = figures.filter(|figures| !tells(&found["status"], figures)) else { continue };
+            if self.paced.entry(name.clone()).or_default().take() {
+                self.guarded(name, fence, self.apply_figures(name, &figures)).await?;
             }
         }
+        self.paced.retain(|name, _| standings.plugins.contains_key(name));
         if standings.synced {
             for gone in self.store.all().iter().filter(|object| !standings.plugins.contains_key(&*object.key.name) && is_ours(object)) {
                 self.guarded(&gone.key.name, fence, self.delete(gone)).await?;
@@ -250,10 +279,32 @@ impl Writer {
         let kind = plugin_kind();
         let body = json!({ "apiVersion": kind.api_version(), "kind": kind.kind, "metadata": { "name": name }, "status": status });
         let written = api.patch_status(name, &parameters, &Patch::Apply(body)).await?;
-        if let Some(object) = serde_json::to_string(&written).ok().and_then(|text| Object::parse(&text).ok()) {
+        self.note(&written);
+        Ok(())
+    }
+
+    async fn apply_figures(&self, name: &str, figures: &Figures) -> kube::Result<()> {
+        let kind = plugin_kind();
+        let body = json!({
+            "apiVersion": kind.api_version(), "kind": kind.kind, "metadata": { "name": name }, "status": { "hosts": [figures] },
+        });
+        let manager = format!("{FIELD_MANAGER}-host-{}", figures.name);
+        let written = self.api().patch_status(name, &PatchParams::apply(&manager).force(), &Patch::Apply(body)).await?;
+        self.note(&written);
+        Ok(())
+    }
+
+    fn note(&self, written: &DynamicObject) {
+        if let Some(object) = serde_json::to_string(written).ok().and_then(|text| Object::parse(&text).ok()) {
             self.written.note(object);
         }
-        Ok(())
+    }
+
+    /// What this host has to tell of a plugin.
+    fn figures(&self, standing: &Standing) -> Option<Figures> {
+        let kind = standing.kind.as_ref().filter(|_| standing.stable.is_some())?.group_kind();
+        let figures = (self.reporter.live)(&kind).figures?;
+        Some(Figures { name: self.reporter.lease.clone(), holder: self.reporter.identity.clone(), ..figures })
     }
 
     async fn delete(&self, object: &Object) -> kube::Result<()> {
@@ -316,6 +367,12 @@ impl Writer {
     }
 }
 
+/// Whether a status has these very figures already.
+fn tells(status: &Value, figures: &Figures) -> bool {
+    let entries = status["hosts"].as_array().into_iter().flatten();
+    entries.filter_map(|entry| Figures::deserialize(entry).ok()).any(|entry| entry == *figures)
+}
+
 fn config_map_kind() -> Kind {
     let text = str::to_owned;
     Kind { group: String::new(), version: text("v1"), kind: text("ConfigMap"), plural: text("configmaps"), namespaced: true }
@@ -373,22 +430,34 @@ mod tests {
         let text = include_str!("../../deploy/crds/plugins.berth.acme.io.yaml");
         let definition: Value = serde_saphyr::from_str(text).expect("YAML");
         let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"];
+        let text = || Some(String::new());
         let full = Status {
-            kind: Some(String::new()),
-            digest: Some(String::new()),
-            serving_digest: Some(String::new()),
-            refused_digest: Some(String::new()),
-            refused_reason: Some(String::new()),
+            kind: text(),
+            digest: text(),
+            serving_digest: text(),
+            serving_version: text(),
+            stable_version: text(),
+            candidate_version: text(),
+            candidate_digest: text(),
+            contract: text(),
+            sdk: text(),
+            refused_digest: text(),
+            refused_reason: text(),
             conditions: vec![Condition::default()],
             ..Status::default()
         };
-        let written = serde_json::to_value(full).expect("JSON");
+        let figures = Figures { circuit: text(), last_failure: Some(LastFailure::default()), ..Figures::default() };
+        let mut written = serde_json::to_value(full).expect("JSON");
+        written["hosts"] = json!([figures]);
         let names = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<std::collections::BTreeSet<_>>();
         assert_eq!(names(&written), names(schema));
+        let host = &schema["hosts"]["items"]["properties"];
+        assert_eq!(names(&written["hosts"][0]), names(host));
+        assert_eq!(names(&written["hosts"][0]["lastFailure"]), names(&host["lastFailure"]["properties"]));
         assert_eq!(names(&written["conditions"][0]), names(&schema["conditions"]["items"]["properties"]));
         assert_eq!(definition["spec"]["names"]["plural"].as_str(), Some(plugin_kind().plural.as_str()));
         let columns = definition["spec"]["versions"][0]["additionalPrinterColumns"].as_array().expect("columns");
         let names: Vec<_> = columns.iter().map(|column| column["name"].as_str().expect("a name").to_uppercase()).collect();
-        assert_eq!(names, ["KIND", "DIGEST", "READY", "REASON", "AGE"]);
+        assert_eq!(names, ["KIND", "DIGEST", "READY", "STABLE", "CANDIDATE", "REASON", "AGE"]);
     }
 }

@@ -7,6 +7,9 @@
 //! A delivery is the whole plugin as it is at one moment. What changes quickly may be seen as one change, the last.
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::package::Version;
 
 pub mod configmap;
 pub mod directory;
@@ -23,6 +26,10 @@ pub enum Change {
         /// Its name.
         name: String,
     },
+    /// A stable version is kept, or is kept otherwise than before.
+    Kept(Kept),
+    /// What was kept is gone: the uid of its ConfigMap.
+    Lost(String),
     /// Everything that was there at the start has been sent.
     Synced(Place),
 }
@@ -51,6 +58,34 @@ pub struct Delivery {
     pub version: String,
     /// Name and content of each file.
     pub files: Vec<(String, Bytes)>,
+}
+
+/// The stable version of a plugin, as the host keeps it in a ConfigMap of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kept {
+    /// The plugin.
+    pub name: String,
+    /// Uid of the ConfigMap that holds it.
+    pub uid: String,
+    /// Uid of the plugin's own ConfigMap.
+    pub owner: Option<String>,
+    /// Which version it is.
+    pub version: Version,
+    /// The version that was rolled back to this one.
+    pub rolled_back: Option<RolledBack>,
+    /// Name and content of each file.
+    pub files: Vec<(String, Bytes)>,
+}
+
+/// A version that is not to be tried again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolledBack {
+    /// Which one.
+    #[serde(flatten)]
+    pub version: Version,
+    /// The end of a sentence.
+    pub why: String,
 }
 
 impl Delivery {

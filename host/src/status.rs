@@ -77,6 +77,23 @@ pub struct Written {
     pub merged: bool,
 }
 
+/// What is to be set in the metadata of an object; `None` removes.
+#[derive(Clone, Copy, Debug)]
+pub struct Metadata<'a> {
+    /// By key.
+    pub labels: &'a [(String, Option<String>)],
+    /// By key.
+    pub annotations: &'a [(String, Option<String>)],
+}
+
+impl Metadata<'_> {
+    fn fields(self) -> Map<String, Value> {
+        let named = [("labels", self.labels), ("annotations", self.annotations)].into_iter().filter(|(_, entries)| !entries.is_empty());
+        let fields = |entries: &[(String, Option<String>)]| entries.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+        named.map(|(name, entries)| (name.to_owned(), Value::Object(fields(entries)))).collect()
+    }
+}
+
 enum Answer {
     Object(Box<Object>),
     Conflict,
@@ -114,20 +131,16 @@ impl Writer {
         Err(WriteError::Later { after: Duration::from_secs(1), cause: format!("{CONFLICTS} conflicts in a row") })
     }
 
-    /// Sets labels of the object that `given` is a state of; `None` removes one. The patch carries the resourceVersion too: a
-    /// label says something about the state that was seen.
-    pub async fn patch_labels(
-        &self,
-        kind: &Kind,
-        given: &Object,
-        labels: &[(String, Option<String>)],
-        fence: &Fence,
-    ) -> Result<Written, WriteError> {
-        let labels: Map<String, Value> = labels.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+    /// Sets labels and annotations of the object that `given` is a state of. The patch carries the resourceVersion too: they say
+    /// something about the state that was seen.
+    pub async fn patch_metadata(&self, kind: &Kind, given: &Object, patch: Metadata<'_>, fence: &Fence) -> Result<Written, WriteError> {
+        let patch = patch.fields();
         let path = kind.object_path(&given.key);
         let (mut version, mut merged) = (given.resource_version.to_string(), false);
         for _ in 0..CONFLICTS {
-            let body = json!({ "metadata": { "resourceVersion": version, "labels": labels } });
+            let mut metadata = patch.clone();
+            metadata.insert("resourceVersion".into(), version.into());
+            let body = json!({ "metadata": metadata });
             match self.send(Method::PATCH, &path, Some(&body), fence).await? {
                 Answer::Object(object) => return Ok(Written { object: *object, merged }),
                 Answer::Conflict => {

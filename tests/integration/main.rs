@@ -21,3 +21,5 @@ mod quiet;
 mod replicas;
 /// ReportJob, end to end: drained by priority, dead-lettered, labelled.
 mod report_job;
+/// Versions that undo themselves: trial, rollback, staged rollout; circuit breaker, redrive and pause.
+mod rollout;

@@ -35,8 +35,8 @@ async fn once_everything_is_settled_there_are_watches_and_lease_renewals_and_not
             host.until_queued(kind, state, 0.0).await;
         }
     }
-    // Labels and events trail the status by a moment.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // Labels and events trail the status by a moment, and the figures of the `Plugin` objects by some more.
+    tokio::time::sleep(Duration::from_secs(16)).await;
     let (mark, watches) = (host.proxy.mark(), host.proxy.watches("").count());
     tokio::time::sleep(Duration::from_secs(12)).await;
     let requests = host.proxy.since(mark);

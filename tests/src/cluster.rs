@@ -325,10 +325,10 @@ impl Cluster {
         })
     }
 
-    /// Waits until this version of the ConfigMap serves.
+    /// Waits until this version of the ConfigMap serves, on trial or not.
     #[track_caller]
     pub fn until_serving(&self, name: &str, version: &str) -> impl Future<Output = Value> {
-        self.until_plugin(name, version, |plugin| ready_reason(plugin) == "Serving")
+        self.until_plugin(name, version, |plugin| ["Serving", "OnTrial"].contains(&ready_reason(plugin)))
     }
 
     /// Everything that a person would look at when the test has failed.

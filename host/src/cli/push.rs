@@ -279,7 +279,7 @@ impl There {
 fn needs_of(definitions: &Manifests) -> Vec<Needs> {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let specs = definitions.documents().iter().map(|document| &document.object()["spec"]);
-    specs.map(|spec| Needs::new(text(&spec["group"]), text(&spec["names"]["plural"]), true)).collect()
+    specs.map(|spec| Needs::new(text(&spec["group"]), text(&spec["names"]["plural"]))).collect()
 }
 
 fn refused(name: &str, refusal: &Refusal) -> ExitCode {
@@ -351,7 +351,7 @@ mod tests {
     fn without_a_claim_the_definitions_say_which_kinds_the_host_needs() {
         let crd = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: ks.g}\nspec: {group: g, names: {plural: ks}}\n";
         let needs = needs_of(&Manifests::parse("crd.yaml", crd).expect("parses"));
-        assert_eq!(needs, [Needs::new("g".into(), "ks".into(), true)]);
+        assert_eq!(needs, [Needs::new("g".into(), "ks".into())]);
     }
 
     #[test]

@@ -29,8 +29,22 @@ pub struct Settlement {
     pub then: Then,
     /// For the metrics and the log line.
     pub verdict: Verdict,
-    /// The generation that a counted failure was counted for.
+    /// Whether a failure is counted in the status.
     pub counted: bool,
+    /// Why the object was given up on, if it was.
+    pub gave_up: Option<String>,
+}
+
+impl Settlement {
+    /// Writes nothing.
+    pub fn nothing(then: Then, verdict: Verdict) -> Self {
+        Self { status: None, labels: Vec::new(), events: Vec::new(), then, verdict, counted: false, gave_up: None }
+    }
+
+    /// Re-opens an object of a claim that can be settled. It runs once that is written.
+    pub fn reopening(claim: &Claim) -> Self {
+        Self { status: reopen(claim), ..Self::nothing(Then::Again(Duration::ZERO), Verdict::Requeue) }
+    }
 }
 
 /// Decides. `value` is `object` parsed; `failures` is how many failures are counted so far for this version of the spec.
@@ -41,10 +55,10 @@ pub fn settle(claim: &Claim, object: &Object, value: &Value, failures: u32, resu
             let next = outcome.next.clone();
             (outcome, next)
         }
-        Err(Failure::Fenced) => return nothing(Then::Again(HOST_PAUSE), Verdict::Fenced),
+        Err(Failure::Fenced) => return Settlement::nothing(Then::Again(HOST_PAUSE), Verdict::Fenced),
         Err(failure @ Failure::Host(_)) => {
             tracing::error!(%failure, "not run");
-            return nothing(Then::Again(HOST_PAUSE), Verdict::HostError);
+            return Settlement::nothing(Then::Again(HOST_PAUSE), Verdict::HostError);
         }
         Err(failure) => {
             let next = Next::Retry(failure.to_string());
@@ -54,6 +68,10 @@ pub fn settle(claim: &Claim, object: &Object, value: &Value, failures: u32, resu
     let own_status = outcome.status.is_some();
     let mut status = Status { fields: outcome.status.unwrap_or_else(|| given.clone()), given };
     let mut events = outcome.events;
+    let cause = match &next {
+        Next::GiveUp(cause) | Next::Retry(cause) | Next::RetryAfter(_, cause) => Some(cause.clone()),
+        Next::AwaitChange | Next::After(_) => None,
+    };
     let (then, verdict) = match next {
         Next::AwaitChange => {
             status.forgive(claim, failures, own_status);
@@ -79,6 +97,7 @@ pub fn settle(claim: &Claim, object: &Object, value: &Value, failures: u32, resu
         then,
         verdict,
         counted: matches!(verdict, Verdict::Failure | Verdict::DeadLetter),
+        gave_up: cause.filter(|_| matches!(verdict, Verdict::GiveUp | Verdict::DeadLetter)),
     }
 }
 
@@ -145,10 +164,6 @@ fn is_label_value(value: &str) -> bool {
         && ends(value.chars().next())
         && ends(value.chars().next_back())
         && value.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-}
-
-fn nothing(then: Then, verdict: Verdict) -> Settlement {
-    Settlement { status: None, labels: Vec::new(), events: Vec::new(), then, verdict, counted: false }
 }
 
 fn warning(reason: &str, note: &str) -> Event {

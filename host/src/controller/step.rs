@@ -5,22 +5,24 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{
-    Controller, End, PAUSED, Work,
+    Controller, End, Fault, PAUSED, Work,
+    mark::{Mark, Moment, annotation, asked_again},
     settle::{Settlement, Standing, reopen, retries, settle, standing},
-    write::State,
+    write::{Owed, State},
 };
 use crate::{
     metrics::Verdict,
     object::{Object, at},
     queue::{Then, Turn},
-    reconcile::{Failure, Outcome, Phase, Request},
+    reconcile::{Event, Failure, Outcome, Phase, Request},
     status::WriteError,
 };
 
 impl Controller {
+    /// One version's step. That of a version on trial writes nothing if its handler fails.
     pub(super) async fn step(&self, work: &Work<'_>, turn: &Turn) -> End {
         let Some(mut object) = work.watched.get(&work.key.object) else {
-            return End { then: Then::Wait, verdict: Verdict::Outdated, last: None };
+            return End::of(Then::Wait, Verdict::Outdated, None);
         };
         let (pending, counted_for) = work.term.begin(work.key, &object);
         if let Some(pending) = pending {
@@ -30,31 +32,31 @@ impl Controller {
                 Err(moved_on) => object = moved_on,
             }
         }
-        let claim = &work.watched.serving.claim;
+        let claim = &work.serving.claim;
         let mut value = object.value();
-        let finished = |object: Arc<Object>| End { then: Then::Wait, verdict: Verdict::Settled, last: Some(object) };
-        if at(&value, "metadata.annotations").and_then(|all| all.get(PAUSED)).and_then(Value::as_str) == Some("true") {
+        let finished = |object: Arc<Object>| End::of(Then::Wait, Verdict::Settled, Some(object));
+        let paused = annotation(&value, PAUSED) == Some("true");
+        if work.term.pause(work.key, paused) && paused {
+            self.publish(work, &[on_hold()]);
+        }
+        if paused {
             return finished(object);
         }
-        match standing(claim, &object, &value) {
+        match self.standing(work, &object, &value) {
             Standing::Settled => {
-                let only_labels = Settlement {
-                    status: None,
-                    labels: Vec::new(),
-                    events: Vec::new(),
-                    then: Then::Wait,
-                    verdict: Verdict::Settled,
-                    counted: false,
-                };
+                let only_marks = Settlement::nothing(Then::Wait, Verdict::Settled);
                 let state = State { object, merged: false };
-                return self.written(work, state, only_labels, 0).await;
+                return self.written(work, state, only_marks, 0).await;
             }
             Standing::Stale => match self.reopen(work, &object).await {
                 Ok(reopened) => {
                     value = reopened.value();
                     object = reopened;
                 }
-                Err(error) => return self.unwritten(work, object, None, error),
+                Err(error) => {
+                    let owed = Owed::first(Settlement::reopening(claim));
+                    return self.unwritten(work, object, Some(owed), error);
+                }
             },
             Standing::Open if object.deleting => return finished(object),
             Standing::Open => {}
@@ -66,12 +68,32 @@ impl Controller {
             None => turn.failures,
         };
         let result = self.handle(work, turn, object.clone(), &value, failures).await;
+        let fault = Fault::of(&result);
+        if work.trial.is_some() && fault.is_some() {
+            return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
+        }
         let settlement = settle(claim, &object, &value, failures, result);
-        self.write(work, object, settlement, failures).await
+        let end = self.write(work, object, settlement, failures).await;
+        End { fault: fault.or(end.fault), ..end }
+    }
+
+    /// Where the object stands, by its claim and by what was said of it before.
+    fn standing(&self, work: &Work<'_>, object: &Object, value: &Value) -> Standing {
+        let claim = &work.serving.claim;
+        let by_fields = standing(claim, object, value);
+        let Some(mark) = Mark::of(object, value).filter(|_| !object.deleting) else { return by_fields };
+        let versions = &work.watched.versions;
+        // A version on trial has to prove itself first on what works.
+        let redrive = work.serving.redrive && versions.candidate.is_none() && mark.version != work.serving.version.to_string();
+        match by_fields {
+            Standing::Settled if redrive || asked_again(value) => Standing::Stale,
+            Standing::Open if claim.progress.is_none() && !redrive && !asked_again(value) => Standing::Settled,
+            by_fields => by_fields,
+        }
     }
 
     async fn handle(&self, work: &Work<'_>, turn: &Turn, object: Arc<Object>, value: &Value, failures: u32) -> Result<Outcome, Failure> {
-        let serving = &work.watched.serving;
+        let serving = &work.serving;
         let said = |field: &String| at(value, field).and_then(Value::as_str).map(str::to_owned);
         let in_status =
             serving.claim.dead_letter.as_ref().filter(|_| failures > 0).and_then(|dead_letter| said(&dead_letter.message_field));
@@ -95,14 +117,19 @@ impl Controller {
     }
 
     async fn reopen(&self, work: &Work<'_>, object: &Arc<Object>) -> Result<Arc<Object>, WriteError> {
-        let patch = reopen(&work.watched.serving.claim).expect("an object can only be stale by its claim's progress");
+        let patch = reopen(&work.serving.claim).expect("an object can only be stale by its claim's progress");
         let reopened = self.write_status(work, object, &patch).await?;
-        Ok(self.write_labels(work, &reopened.object, &[]).await?.object)
+        Ok(self.write_metadata(work, &reopened.object, &[], Moment::Ran(None)).await?.object)
     }
+}
+
+fn on_hold() -> Event {
+    let note = format!("not run while it has the annotation {PAUSED}: \"true\"");
+    Event { warning: false, reason: "Paused".into(), action: "Reconcile".into(), note }
 }
 
 /// `<resource>.<group>/<namespace>/<name>/<uid>`: the same for every run of the object, and for no other.
 fn idempotency_key(work: &Work<'_>, object: &Object) -> String {
-    let resource = work.watched.serving.claim.reconciles.resource();
+    let resource = work.serving.claim.reconciles.resource();
     format!("{resource}/{}/{}/{}", object.key.namespace.as_deref().unwrap_or_default(), object.key.name, object.uid)
 }

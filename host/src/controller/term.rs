@@ -9,7 +9,7 @@
 //! The store is updated before [`Term::observe`] is called.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -19,11 +19,18 @@ use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 use tokio::time::Instant;
 
-use super::settle::{Settlement, mirror};
+use super::{
+    breaker::Breaker,
+    mark::{RETRY, asked_again},
+    settle::{Settlement, mirror},
+};
 use crate::{
     claim::Claim,
     object::{GroupKind, Key, Object, at},
+    package::Version,
     queue::{Cause, Queue, Then, Turn},
+    report::LastFailure,
+    status::{MESSAGE_MAX, cut},
 };
 
 /// How long an object may lack its mirror label before the host sets it: a run that comes at once sets it anyway.
@@ -36,6 +43,9 @@ pub struct Term {
     pub queue: Queue,
     tracked: Mutex<HashMap<Key, Tracked>>,
     unmirrored: Mutex<VecDeque<(Instant, Key)>>,
+    breakers: Mutex<HashMap<GroupKind, Breaker>>,
+    failures: Mutex<HashMap<GroupKind, LastFailure>>,
+    paused: Mutex<HashSet<Key>>,
 }
 
 #[derive(Debug)]
@@ -104,7 +114,14 @@ impl Seen {
 impl Term {
     /// A term without lanes.
     pub fn new() -> Self {
-        Self { queue: Queue::new(), tracked: Mutex::default(), unmirrored: Mutex::default() }
+        Self {
+            queue: Queue::new(),
+            tracked: Mutex::default(),
+            unmirrored: Mutex::default(),
+            breakers: Mutex::default(),
+            failures: Mutex::default(),
+            paused: Mutex::default(),
+        }
     }
 
     /// Takes note of an object as the store has it now, and wakes it if that says something new.
@@ -113,11 +130,14 @@ impl Term {
         let mut tracked = self.lock();
         let cause = match tracked.get_mut(key) {
             None => {
-                tracked.insert(key.clone(), Tracked { seen, running: false, counted_for: None, pending: None });
+                tracked.insert(key.clone(), Tracked::new(seen));
                 if listed { Cause::FirstList } else { Cause::NewSpec }
             }
             Some(known) if known.running || known.seen == seen => return,
-            Some(known) => known.renew(seen),
+            Some(known) => match known.renew(seen) {
+                Cause::Change if object.json.contains(RETRY) && asked_again(&object.value()) => Cause::Redrive,
+                cause => cause,
+            },
         };
         if !self.queue.wake(key, &object.uid, cause, priority) {
             // Its lane is not open yet: who opens it looks at all objects, and has to find this one new.
@@ -140,17 +160,13 @@ impl Term {
         let priority = priority(claim, object);
         let mut tracked = self.lock();
         if self.queue.wake(key, &object.uid, cause, priority) {
-            tracked.entry(key.clone()).or_insert_with(|| Tracked {
-                seen: Seen::of(object),
-                running: false,
-                counted_for: None,
-                pending: None,
-            });
+            tracked.entry(key.clone()).or_insert_with(|| Tracked::new(Seen::of(object)));
         }
     }
 
     /// The object is gone. While it runs, the end of the run finds out.
     pub fn gone(&self, key: &Key) {
+        self.pause(key, false);
         let mut tracked = self.lock();
         if tracked.get(key).is_some_and(|known| !known.running) {
             tracked.remove(key);
@@ -158,23 +174,53 @@ impl Term {
         }
     }
 
+    /// Does something with the circuit breaker of a kind.
+    pub fn breaker<T>(&self, kind: &GroupKind, with: impl FnOnce(&mut Breaker) -> T) -> T {
+        with(self.breakers.lock().expect("no panic while the lock is held").entry(kind.clone()).or_default())
+    }
+
+    /// A handler has failed. The same failure of the same object again is no news.
+    pub fn failed(&self, key: &Key, version: &Version, cause: &str) {
+        let (object, version, cause) = (key.object.to_string(), version.to_string(), cut(cause, MESSAGE_MAX));
+        let mut failures = self.failures.lock().expect("no panic while the lock is held");
+        let last = failures.entry(key.kind.clone()).or_default();
+        if (&last.object, &last.version, &last.cause) != (&object, &version, &cause) {
+            let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            *last = LastFailure { object, cause, version, time };
+        }
+    }
+
+    /// The last failure of a kind's handler.
+    pub fn last_failure(&self, kind: &GroupKind) -> Option<LastFailure> {
+        self.failures.lock().expect("no panic while the lock is held").get(kind).cloned()
+    }
+
+    /// An object was found paused, or not. True where that is news.
+    pub fn pause(&self, key: &Key, paused: bool) -> bool {
+        let mut known = self.paused.lock().expect("no panic while the lock is held");
+        if paused { known.insert(key.clone()) } else { known.remove(key) }
+    }
+
+    /// How many objects of a kind were found paused.
+    pub fn paused(&self, kind: &GroupKind) -> usize {
+        self.paused.lock().expect("no panic while the lock is held").iter().filter(|key| key.kind == *kind).count()
+    }
+
     /// Forgets a kind.
     pub fn close(&self, kind: &GroupKind) {
         self.queue.close(kind);
+        self.breakers.lock().expect("no panic while the lock is held").remove(kind);
+        self.failures.lock().expect("no panic while the lock is held").remove(kind);
+        self.paused.lock().expect("no panic while the lock is held").retain(|key| key.kind != *kind);
         self.lock().retain(|key, known| key.kind != *kind || known.running);
     }
 
     /// A turn begins: from here on events of the key are held. Returns the write that is owed and the generation counted for.
     pub fn begin(&self, key: &Key, object: &Object) -> (Option<Pending>, Option<i64>) {
         let mut tracked = self.lock();
-        let known = tracked.entry(key.clone()).or_insert_with(|| Tracked {
-            seen: Seen::of(object),
-            running: true,
-            counted_for: None,
-            pending: None,
-        });
-        known.running = true;
         let seen = Seen::of(object);
+        let known = tracked.entry(key.clone()).or_insert_with(|| Tracked::new(seen.clone()));
+        known.running = true;
         if known.seen != seen {
             known.renew(seen);
         }
@@ -247,6 +293,10 @@ impl Term {
 }
 
 impl Tracked {
+    fn new(seen: Seen) -> Self {
+        Self { seen, running: false, counted_for: None, pending: None }
+    }
+
     /// Takes in another state and says what kind of difference it is.
     fn renew(&mut self, seen: Seen) -> Cause {
         let cause = if seen.is_new_spec_after(&self.seen) { Cause::NewSpec } else { Cause::Change };

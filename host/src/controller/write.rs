@@ -1,11 +1,12 @@
-//! How an outcome reaches the API server: the status first, then labels, then Events; what cannot be written now is owed.
+//! How an outcome reaches the API server: the status first, then labels and annotations, then Events; what cannot be written now is owed.
 
 use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 
 use super::{
-    Controller, End, Work,
+    Controller, End, Fault, Work,
+    mark::{Mark, Moment},
     settle::{Settlement, mirror, settle},
     term::{self, Pending},
 };
@@ -14,7 +15,7 @@ use crate::{
     object::{Key, Object, at},
     queue::Then,
     reconcile::{Event, Failure},
-    status::{WriteError, Written, holds, prune, pruned, same_work},
+    status::{Metadata, WriteError, Written, holds, prune, pruned, same_work},
 };
 
 /// The first pause before a write that the API server could not take is tried again; doubled up to [`OWED_MAX`].
@@ -35,8 +36,15 @@ pub(super) struct Owed {
     uncertain: bool,
 }
 
+impl Owed {
+    /// Tried once.
+    pub fn first(settlement: Settlement) -> Self {
+        Self { settlement, attempts: 0, uncertain: false }
+    }
+}
+
 impl Controller {
-    /// Writes an outcome: the status first, which is the acknowledgement, then labels, then events.
+    /// Writes an outcome: the status first, which is the acknowledgement, then labels and annotations, then events.
     pub(super) async fn write(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement, failures: u32) -> End {
         let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
         let state = match &patch {
@@ -45,8 +53,7 @@ impl Controller {
                 Ok(state) => state,
                 Err(WriteError::Refused(sentence)) => return self.write_refusal(work, object, sentence, failures).await,
                 Err(error) => {
-                    let owed = Owed { settlement, attempts: 0, uncertain: false };
-                    return self.unwritten(work, object, Some(owed), error);
+                    return self.unwritten(work, object, Some(Owed::first(settlement)), error);
                 }
             },
         };
@@ -55,57 +62,64 @@ impl Controller {
 
     /// What comes after the status: the account of failures, labels and events. Labels that cannot be written now are owed.
     pub(super) async fn written(&self, work: &Work<'_>, state: State, settlement: Settlement, attempts: u32) -> End {
-        let Settlement { labels, events, then, verdict, counted, .. } = settlement;
+        let Settlement { status: _, labels, events, then, verdict, counted, gave_up } = settlement;
         if counted {
             work.term.counted(work.key, state.object.generation);
         }
         self.publish(work, &events);
         let State { object, merged } = state;
-        match self.write_labels(work, &object, &labels).await {
+        let moment = if verdict == Verdict::Settled { Moment::Settled } else { Moment::Ran(gave_up.as_deref()) };
+        match self.write_metadata(work, &object, &labels, moment).await {
             Ok(State { object: last, merged: later }) => {
                 // With the former state as the last one seen, what was merged in counts as news, and leads to another run.
                 let last = if merged || later { None } else { Some(last) };
-                End { then, verdict, last }
+                End::of(then, verdict, last)
             }
             Err(error @ (WriteError::Later { .. } | WriteError::Lost { .. })) => {
-                let rest = Settlement { status: None, labels, events: Vec::new(), then, verdict, counted: false };
+                let rest = Settlement { labels, gave_up, ..Settlement::nothing(then, verdict) };
                 self.unwritten(work, object, Some(Owed { settlement: rest, attempts, uncertain: false }), error)
             }
             Err(WriteError::Changed(current)) => {
                 self.observe(work, *current);
-                End { then, verdict, last: Some(object) }
+                End::of(then, verdict, Some(object))
             }
             Err(error) => {
                 if !matches!(error, WriteError::Gone | WriteError::Fenced) {
-                    tracing::warn!(%error, "label not written");
+                    tracing::warn!(%error, "labels and annotations not written");
                 }
-                End { then, verdict, last: Some(object) }
+                End::of(then, verdict, Some(object))
             }
         }
     }
 
-    /// The API server will never take this status: the object says so instead, as a failure of the handler.
+    /// The API server will never take this status: the object says so instead, as a failure of the handler. Of a version on trial
+    /// the object says nothing.
     pub(super) async fn write_refusal(&self, work: &Work<'_>, object: Arc<Object>, sentence: String, failures: u32) -> End {
         let refused = Failure::Refused(format!("its status: {sentence}"));
         let cause = refused.to_string();
-        let settlement = settle(&work.watched.serving.claim, &object, &object.value(), failures, Err(refused));
+        let fault = Some(Fault { cause: cause.clone(), broken: true });
+        if work.trial.is_some() {
+            return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
+        }
+        let settlement = settle(&work.serving.claim, &object, &object.value(), failures, Err(refused));
         let written = match &settlement.status {
             Some(patch) => self.write_status(work, &object, patch).await,
             None => Ok(State { object: object.clone(), merged: false }),
         };
-        match written {
+        let end = match written {
             Ok(state) => self.written(work, state, settlement, 0).await,
             Err(WriteError::Refused(_)) => {
                 self.publish(work, &settlement.events);
-                End { then: Then::Fail { cause, after: None }, verdict: Verdict::Failure, last: Some(object) }
+                End::of(Then::Fail { cause, after: None }, Verdict::Failure, Some(object))
             }
-            Err(error) => self.unwritten(work, object, Some(Owed { settlement, attempts: 0, uncertain: false }), error),
-        }
+            Err(error) => self.unwritten(work, object, Some(Owed::first(settlement)), error),
+        };
+        End { fault, ..end }
     }
 
     /// Writes the status. A write that the server knows of already, as its answer was lost, counts as written.
     pub(super) async fn write_status(&self, work: &Work<'_>, object: &Arc<Object>, patch: &Value) -> Result<State, WriteError> {
-        let kind = &work.watched.serving.claim.reconciles;
+        let kind = &work.serving.claim.reconciles;
         let Written { object: answer, merged } = match self.writer.patch_status(kind, object, patch, &work.fence).await {
             Err(WriteError::Changed(current)) if is_state_after(object, &current, patch) => Written { object: *current, merged: true },
             answer => answer?,
@@ -127,32 +141,31 @@ impl Controller {
         Ok(State { object: self.observe(work, answer), merged })
     }
 
-    /// Sets the mirror label and `labels` where they differ.
-    pub(super) async fn write_labels(
+    /// Sets the mirror label, `labels` and the host's annotations where they differ.
+    pub(super) async fn write_metadata(
         &self,
         work: &Work<'_>,
         object: &Arc<Object>,
         labels: &[(String, Option<String>)],
+        moment: Moment<'_>,
     ) -> Result<State, WriteError> {
-        let claim = &work.watched.serving.claim;
-        let unchanged = || Ok(State { object: object.clone(), merged: false });
-        let has_mirror = claim.progress.as_ref().is_some_and(|progress| progress.mirror_label.is_some());
-        if labels.is_empty() && !has_mirror {
-            return unchanged();
-        }
+        let claim = &work.serving.claim;
+        let value = object.value();
+        let annotations = Mark::changes(claim, &work.serving.version, object, &value, moment);
         let have = term::labels(object);
         let mut wanted = labels.to_vec();
-        match mirror(claim, &object.value()) {
+        match mirror(claim, &value) {
             Some(Ok(label)) => wanted.push(label),
             Some(Err(phase)) => self.publish(work, &[invalid_label(&phase)]),
             None => {}
         }
         wanted.retain(|(key, value)| have.get(key) != value.as_ref());
-        if wanted.is_empty() {
-            return unchanged();
+        if wanted.is_empty() && annotations.is_empty() {
+            return Ok(State { object: object.clone(), merged: false });
         }
-        let Written { object: answer, merged } = self.writer.patch_labels(&claim.reconciles, object, &wanted, &work.fence).await?;
-        self.metrics.wrote(&work.key.kind, "labels");
+        let patch = Metadata { labels: &wanted, annotations: &annotations };
+        let Written { object: answer, merged } = self.writer.patch_metadata(&claim.reconciles, object, patch, &work.fence).await?;
+        self.metrics.wrote(&work.key.kind, "metadata");
         Ok(State { object: self.observe(work, answer), merged })
     }
 
@@ -176,7 +189,7 @@ impl Controller {
     pub(super) async fn settle_debt(&self, work: &Work<'_>, object: &mut Arc<Object>, pending: Pending) -> Result<End, Arc<Object>> {
         let Pending { given, settlement, uncertain, attempts } = pending;
         if uncertain {
-            match self.writer.read(&work.watched.serving.claim.reconciles, object, &work.fence).await {
+            match self.writer.read(&work.serving.claim.reconciles, object, &work.fence).await {
                 Ok(Some(current)) => *object = self.latest(work, Arc::new(current)),
                 Ok(None) => return Ok(self.unwritten(work, object.clone(), None, WriteError::Gone)),
                 Err(error) => return Ok(self.unwritten(work, given.clone(), Some(Owed { settlement, attempts, uncertain }), error)),
@@ -206,7 +219,7 @@ impl Controller {
 
     /// A write did not happen, or is not known to have. What is owed is kept, where waiting can help.
     pub(super) fn unwritten(&self, work: &Work<'_>, object: Arc<Object>, owed: Option<Owed>, error: WriteError) -> End {
-        let again = |after, verdict| End { then: Then::Again(after), verdict, last: Some(object.clone()) };
+        let again = |after, verdict| End::of(Then::Again(after), verdict, Some(object.clone()));
         match error {
             WriteError::Changed(current) => {
                 self.observe(work, *current);
@@ -216,7 +229,7 @@ impl Controller {
                 if let Some(store) = work.watched.store(&object.key) {
                     store.forget(&object.key, &object.uid);
                 }
-                End { then: Then::Wait, verdict: Verdict::Outdated, last: None }
+                End::of(Then::Wait, Verdict::Outdated, None)
             }
             WriteError::Fenced => again(OWED_BASE, Verdict::Fenced),
             WriteError::Later { after, .. } | WriteError::Lost { after, .. } => {
@@ -231,7 +244,7 @@ impl Controller {
             }
             error @ (WriteError::NoSubresource(_) | WriteError::Refused(_)) => {
                 tracing::warn!(%error, "not written");
-                End { then: Then::Fail { cause: error.to_string(), after: Some(OWED_MAX) }, verdict: Verdict::Failure, last: Some(object) }
+                End::of(Then::Fail { cause: error.to_string(), after: Some(OWED_MAX) }, Verdict::Failure, Some(object))
             }
         }
     }
@@ -245,7 +258,7 @@ impl Controller {
     pub(super) fn publish(&self, work: &Work<'_>, events: &[Event]) {
         let Some(object) = work.watched.get(&work.key.object) else { return };
         for event in events {
-            self.recorder.publish(&work.watched.serving.claim.reconciles, &object, event, &work.fence);
+            self.recorder.publish(&work.serving.claim.reconciles, &object, event, &work.fence);
         }
     }
 }

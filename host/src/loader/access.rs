@@ -16,7 +16,6 @@ use crate::{
 pub struct Needs {
     group: String,
     plural: String,
-    labels: bool,
 }
 
 /// One permission: a verb on the kind or on its status.
@@ -36,16 +35,15 @@ pub enum Access {
 }
 
 impl Needs {
-    /// Of a claim: to watch the kind, to read one object afresh, to write its status, and its labels where there are any to write.
+    /// Of a claim: to watch the kind, to read one object afresh, and to write its status, labels and annotations.
     pub fn of(claim: &Claim) -> Self {
         let Kind { group, plural, .. } = &claim.reconciles;
-        let mirrors = claim.progress.as_ref().is_some_and(|progress| progress.mirror_label.is_some());
-        Self::new(group.clone(), plural.clone(), mirrors || !claim.label_prefixes.is_empty())
+        Self::new(group.clone(), plural.clone())
     }
 
-    /// Of a kind by group and plural name, with or without its labels.
-    pub fn new(group: String, plural: String, labels: bool) -> Self {
-        Self { group, plural, labels }
+    /// Of a kind by group and plural name.
+    pub fn new(group: String, plural: String) -> Self {
+        Self { group, plural }
     }
 
     /// The rules of a role that grants all of this.
@@ -60,8 +58,7 @@ impl Needs {
     /// Each permission, in the order in which they are asked for.
     pub fn permissions(&self) -> impl Iterator<Item = Permission> {
         let on_kind = |verb| Permission { verb, status: false };
-        let reads = ["list", "watch", "get"].into_iter().map(on_kind);
-        reads.chain([Permission { verb: "patch", status: true }]).chain(self.labels.then(|| on_kind("patch")))
+        ["list", "watch", "get"].into_iter().map(on_kind).chain([Permission { verb: "patch", status: true }, on_kind("patch")])
     }
 
     /// The sentence for a permission that is missing.
@@ -122,25 +119,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patching_the_kind_itself_is_needed_only_for_labels() {
-        let verbs = |labels| {
-            let needs = Needs { group: "g".into(), plural: "ks".into(), labels };
-            needs.permissions().map(|p| format!("{}{}", p.verb, if p.status { "/status" } else { "" })).collect::<Vec<_>>()
-        };
-        assert_eq!(verbs(false), ["list", "watch", "get", "patch/status"]);
-        assert_eq!(verbs(true), ["list", "watch", "get", "patch/status", "patch"]);
-    }
-
-    #[test]
     fn a_role_has_a_rule_for_the_kind_and_one_for_its_status() {
-        let rules = Needs::new("g".into(), "ks".into(), true).rules();
+        let rules = Needs::new("g".into(), "ks".into()).rules();
         assert_eq!(rules[0], json!({ "apiGroups": ["g"], "resources": ["ks"], "verbs": ["list", "watch", "get", "patch"] }));
         assert_eq!(rules[1], json!({ "apiGroups": ["g"], "resources": ["ks/status"], "verbs": ["patch"] }));
     }
 
     #[test]
     fn the_sentence_names_verb_resource_and_what_to_add() {
-        let needs = Needs { group: "g".into(), plural: "ks".into(), labels: false };
+        let needs = Needs::new("g".into(), "ks".into());
         let refusal = needs.refusal(Permission { verb: "patch", status: true });
         assert!(refusal.message.contains("may not patch ks/status in the group \"g\""), "{refusal}");
         assert!(refusal.message.contains("ClusterRole with get, list, watch and patch on ks and patch on ks/status"), "{refusal}");

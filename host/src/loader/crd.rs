@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::Deserialize;
 
 use crate::{
+    claim::Claim,
     object::{GroupKind, Kind, Object},
     package::{Refusal, reason},
 };
@@ -25,6 +26,38 @@ struct Version {
     name: String,
     served: bool,
     has_status: bool,
+    /// What the schema keeps of the status.
+    status: Schema,
+}
+
+/// A schema, as far as it says which fields are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Schema {
+    #[serde(rename = "x-kubernetes-preserve-unknown-fields")]
+    open: bool,
+    #[serde(rename = "additionalProperties", deserialize_with = "is_there")]
+    any: bool,
+    properties: BTreeMap<Box<str>, Schema>,
+}
+
+fn is_there<'de, D: serde::Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
+    serde::de::IgnoredAny::deserialize(value).map(|_| true)
+}
+
+impl Schema {
+    /// Whether a field at this path, such as `a.b`, is kept.
+    fn keeps(&self, path: &str) -> bool {
+        let mut node = self;
+        for field in path.split('.') {
+            if node.open || node.any {
+                return true;
+            }
+            let Some(next) = node.properties.get(field) else { return false };
+            node = next;
+        }
+        true
+    }
 }
 
 /// The definitions that are there, by name.
@@ -65,13 +98,14 @@ impl Crds {
     }
 
     /// Whether the kind is served as it is claimed.
-    pub fn gate(&self, claimed: &Kind) -> Gate {
+    pub fn gate(&self, claim: &Claim) -> Gate {
+        let claimed = &claim.reconciles;
         let wanted = claimed.group_kind();
         let found = self.by_name.values().filter(|crd| crd.kind == wanted).max_by_key(|crd| crd.established);
         match found {
             None if !self.synced => Gate::Waiting,
             None => Gate::Shut(missing(claimed)),
-            Some(crd) => crd.check(claimed).map_or_else(Gate::Shut, |()| Gate::Open(crd.uid.clone())),
+            Some(crd) => crd.check(claim).map_or_else(Gate::Shut, |()| Gate::Open(crd.uid.clone())),
         }
     }
 }
@@ -88,7 +122,11 @@ fn missing(claimed: &Kind) -> Refusal {
 impl Crd {
     fn parse(object: &Object) -> Option<Self> {
         let Definition { spec, status } = serde_json::from_str(&object.json).ok()?;
-        let version = |VersionSpec { name, served, subresources }| Version { name, served, has_status: subresources.status.is_some() };
+        let version = |VersionSpec { name, served, subresources, schema }| {
+            let Schema { open, mut properties, .. } = schema.root;
+            let status = properties.remove("status").unwrap_or(Schema { open, ..Schema::default() });
+            Version { name, served, has_status: subresources.status.is_some(), status }
+        };
         Some(Self {
             uid: object.uid.clone(),
             kind: GroupKind { group: spec.group.into(), kind: spec.names.kind.into() },
@@ -99,7 +137,8 @@ impl Crd {
         })
     }
 
-    fn check(&self, claimed: &Kind) -> Result<(), Refusal> {
+    fn check(&self, claim: &Claim) -> Result<(), Refusal> {
+        let claimed = &claim.reconciles;
         let name = claimed.resource();
         if self.plural != claimed.plural || self.namespaced != claimed.namespaced {
             let scope = |namespaced| if namespaced { "namespaced" } else { "cluster-scoped" };
@@ -128,12 +167,27 @@ impl Crd {
             );
             return Err(Refusal::new(reason::NO_STATUS_SUBRESOURCE, message));
         }
+        if let Some(field) = written(claim).find(|field| !version.status.keeps(field.strip_prefix("status.").unwrap_or(field))) {
+            let message = format!(
+                "The schema of the CustomResourceDefinition {name} has no {field} in {}, so the API server drops it; the handler's claim needs \
+                 it: add it to the schema.",
+                version.name
+            );
+            return Err(Refusal::new(reason::NO_STATUS_FIELD, message));
+        }
         if !self.established {
             let message = format!("The CustomResourceDefinition {name} is not established; the plugin starts by itself once it is.");
             return Err(Refusal::new(reason::WAITING_FOR_CRD, message));
         }
         Ok(())
     }
+}
+
+/// The fields of the status that the host writes for a claim, or reads to know what is settled.
+fn written(claim: &Claim) -> impl Iterator<Item = &str> {
+    let progress = claim.progress.iter().flat_map(|progress| ["status.observedGeneration", &*progress.phase_field]);
+    let letters = claim.dead_letter.iter().flat_map(|letter| letter.retries_field.as_deref().into_iter().chain([&*letter.message_field]));
+    progress.chain(letters)
 }
 
 #[derive(Deserialize)]
@@ -163,6 +217,14 @@ struct VersionSpec {
     served: bool,
     #[serde(default)]
     subresources: Subresources,
+    #[serde(default)]
+    schema: VersionSchema,
+}
+
+#[derive(Default, Deserialize)]
+struct VersionSchema {
+    #[serde(default, rename = "openAPIV3Schema")]
+    root: Schema,
 }
 
 #[derive(Default, Deserialize)]
@@ -188,11 +250,16 @@ pub(super) mod tests {
 
     /// A definition of `K` in `g.io` that serves `v1`.
     pub(in crate::loader) fn definition(uid: &str) -> serde_json::Value {
+        let fields = serde_json::json!({ "observedGeneration": {}, "phase": {}, "retries": {}, "message": {} });
+        let schema = serde_json::json!({ "openAPIV3Schema": { "properties": { "status": { "properties": fields } } } });
         serde_json::json!({
             "metadata": { "name": "ks.g.io", "uid": uid },
             "spec": {
                 "group": "g.io", "scope": "Namespaced", "names": { "kind": "K", "plural": "ks" },
-                "versions": [{ "name": "v1", "served": true, "subresources": { "status": {} } }, { "name": "v0", "served": false }]
+                "versions": [
+                    { "name": "v1", "served": true, "subresources": { "status": {} }, "schema": schema },
+                    { "name": "v0", "served": false, "schema": schema }
+                ]
             },
             "status": { "conditions": [{ "type": "Established", "status": "True" }] }
         })
@@ -203,13 +270,13 @@ pub(super) mod tests {
     }
 
     fn kind() -> Kind {
-        crate::claim::Claim::plain().reconciles
+        Claim::full().reconciles
     }
 
     fn gate(value: &serde_json::Value, claimed: &Kind) -> Gate {
         let mut crds = Crds::default();
         crds.apply(&object(value));
-        crds.gate(claimed)
+        crds.gate(&Claim { reconciles: claimed.clone(), ..Claim::full() })
     }
 
     fn shut(value: &serde_json::Value, claimed: &Kind) -> Refusal {
@@ -227,13 +294,13 @@ pub(super) mod tests {
     #[test]
     fn a_definition_is_missed_only_after_all_have_been_seen() {
         let mut crds = Crds::default();
-        assert_eq!(crds.gate(&kind()), Gate::Waiting);
+        assert_eq!(crds.gate(&Claim::full()), Gate::Waiting);
         assert!(crds.set_synced() && !crds.set_synced());
-        assert!(matches!(crds.gate(&kind()), Gate::Shut(refusal) if refusal.reason == reason::WAITING_FOR_CRD));
+        assert!(matches!(crds.gate(&Claim::full()), Gate::Shut(refusal) if refusal.reason == reason::WAITING_FOR_CRD));
         assert!(crds.apply(&object(&definition("u"))) && !crds.apply(&object(&definition("u"))));
         assert!(crds.apply(&object(&definition("another"))));
         assert!(crds.remove("ks.g.io") && !crds.remove("ks.g.io"));
-        assert!(matches!(crds.gate(&kind()), Gate::Shut(_)));
+        assert!(matches!(crds.gate(&Claim::full()), Gate::Shut(_)));
     }
 
     #[test]
@@ -254,5 +321,36 @@ pub(super) mod tests {
         let mut deleting = definition("u");
         deleting["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         assert_eq!(shut(&deleting, &kind()).reason, reason::WAITING_FOR_CRD);
+    }
+
+    #[test]
+    fn a_field_that_the_schema_would_drop_is_named() {
+        let with = |schema: serde_json::Value| {
+            let mut definition = definition("u");
+            definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"] = schema;
+            gate(&definition, &kind())
+        };
+        let open = serde_json::json!({ "x-kubernetes-preserve-unknown-fields": true });
+        let fields = serde_json::json!({ "observedGeneration": {}, "phase": {}, "message": {} });
+        for whole in [
+            open.clone(),
+            serde_json::json!({ "properties": { "status": open } }),
+            serde_json::json!({ "properties": { "status": { "additionalProperties": true } } }),
+        ] {
+            assert_eq!(with(whole), Gate::Open("u".into()));
+        }
+        for (schema, field) in [
+            (serde_json::json!({ "properties": { "status": { "properties": fields } } }), "status.retries"),
+            (serde_json::json!({ "properties": { "status": { "type": "object" } } }), "status.observedGeneration"),
+            (serde_json::json!({ "type": "object" }), "status.observedGeneration"),
+        ] {
+            let Gate::Shut(refusal) = with(schema) else { panic!("open") };
+            assert!(refusal.reason == reason::NO_STATUS_FIELD && refusal.message.contains(&format!("has no {field} in v1")), "{refusal}");
+        }
+        let mut crds = Crds::default();
+        let mut bare = definition("u");
+        bare["spec"]["versions"][0]["schema"] = serde_json::json!({});
+        crds.apply(&object(&bare));
+        assert_eq!(crds.gate(&Claim::plain()), Gate::Open("u".into()), "a claim without such fields needs none");
     }
 }

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    catalog::Serving,
+    catalog::{Candidate, Serving},
     object::Kind,
-    package::{Digest, Refusal},
-    source::Place,
+    package::{Digest, Refusal, Version},
+    source::{Delivery, Place, RolledBack},
+    trial::Rollout,
 };
 
 /// How a plugin stands.
@@ -20,12 +21,47 @@ pub struct Standing {
     pub version: String,
     /// The kind that it serves or would serve, where that is known.
     pub kind: Option<Kind>,
-    /// What serves its kind, if anything: the delivered version, or an earlier one that was good.
-    pub serving: Option<Arc<Serving>>,
+    /// The version that has proven itself, or the first, if any serves: the delivered one, or an earlier one.
+    pub stable: Option<Arc<Serving>>,
+    /// The delivered version, while it is on trial.
+    pub candidate: Option<Candidate>,
     /// Why the delivered version does not serve.
     pub refused: Option<Refused>,
     /// Whether the delivered version has yet to pass its gates.
     pub loading: bool,
+    /// What of it has to outlive the process.
+    pub keep: Option<Keep>,
+}
+
+impl Standing {
+    /// What serves most objects of its kind, if anything does.
+    pub fn serving(&self) -> Option<&Arc<Serving>> {
+        let whole = self.candidate.as_ref().filter(|candidate| candidate.trial.rollout() == Rollout::Immediate);
+        whole.map(|candidate| &candidate.serving).or(self.stable.as_ref())
+    }
+}
+
+/// What has to outlive the process: which version is stable, and which one was rolled back.
+#[derive(Clone, Debug)]
+pub struct Keep {
+    /// The stable version.
+    pub version: Version,
+    /// Its files, and whose they are.
+    pub delivery: Arc<Delivery>,
+    /// The version that is not to be tried again.
+    pub rolled_back: Option<RolledBack>,
+    /// What is kept now: uid of the ConfigMap and which version is in it.
+    pub kept: Option<(String, Version)>,
+    /// Whether that is what is to be kept.
+    pub is_kept: bool,
+}
+
+/// Without the content, which the version stands for.
+impl PartialEq for Keep {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { version, delivery: _, rolled_back, kept, is_kept } = self;
+        (version, rolled_back, kept, is_kept) == (&other.version, &other.rolled_back, &other.kept, &other.is_kept)
+    }
 }
 
 /// A version that was refused.

@@ -9,7 +9,12 @@ use super::{
     quantity::{bytes, duration, show_bytes, show_duration},
     reason,
 };
-use crate::claim::Pace;
+use crate::{claim::Pace, trial::Rollout};
+
+/// The share of the objects that a staged rollout begins with.
+const STAGED_SHARE: u8 = 10;
+/// For how long it stays with them.
+const STAGED_TIME: Duration = Duration::from_secs(120);
 
 /// The most that `plugin.yaml` may ask for.
 pub mod ceiling {
@@ -25,6 +30,8 @@ pub mod ceiling {
     pub const MEMORY: u64 = 512 << 20;
     /// Delay after a failure.
     pub const BACKOFF: Duration = Duration::from_secs(3600);
+    /// The first stage of a rollout.
+    pub const STAGE: Duration = Duration::from_secs(24 * 3600);
     /// Text of `plugin.yaml`.
     pub const CONFIG_BYTES: usize = 256 << 10;
 }
@@ -35,6 +42,7 @@ mod floor {
 
     pub const TIMEOUT: Duration = Duration::from_millis(10);
     pub const BACKOFF: Duration = Duration::from_millis(100);
+    pub const STAGE: Duration = Duration::from_secs(1);
     /// One page of a guest compiled by Rust plus its 1 MiB stack.
     pub const MEMORY: u64 = 2 << 20;
 }
@@ -58,6 +66,10 @@ pub struct Config {
     pub memory: u64,
     /// Delays after failures.
     pub backoff: Backoff,
+    /// How a new version takes over from the former one.
+    pub rollout: Rollout,
+    /// Whether a new version is to try again what a former one gave up on.
+    pub redrive: bool,
     /// Whether no object of the kind is run for now.
     pub paused: bool,
 }
@@ -82,6 +94,8 @@ impl Default for Config {
             cpu: Duration::from_secs(2),
             memory: 64 << 20,
             backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(300) },
+            rollout: Rollout::Immediate,
+            redrive: false,
             paused: false,
         }
     }
@@ -119,8 +133,9 @@ impl Config {
                 "cpu" => config.cpu = time(&key, &value, floor::TIMEOUT, ceiling::CPU)?,
                 "memory" => config.memory = memory(&value)?,
                 "backoff" => config.backoff = backoff(mapping(&key, value)?)?,
-                "rollout" => rollout(&value)?,
-                "paused" => config.paused = value.as_bool().ok_or_else(|| expected(&key, "true or false", &value))?,
+                "rollout" => config.rollout = rollout(&value)?,
+                "redrive" => config.redrive = flag(&key, &value)?,
+                "paused" => config.paused = flag(&key, &value)?,
                 _ => return Err(unknown(&key, "", KEYS)),
             }
         }
@@ -131,8 +146,19 @@ impl Config {
     }
 }
 
-const KEYS: &[&str] =
-    &["settings", "allowedHosts", "serviceAccountName", "concurrency", "timeout", "cpu", "memory", "backoff", "rollout", "paused"];
+const KEYS: &[&str] = &[
+    "settings",
+    "allowedHosts",
+    "serviceAccountName",
+    "concurrency",
+    "timeout",
+    "cpu",
+    "memory",
+    "backoff",
+    "rollout",
+    "redrive",
+    "paused",
+];
 
 /// One document within a budget that is far above any real configuration and far below what harms.
 fn yaml(text: &str) -> Result<Value, Refusal> {
@@ -166,6 +192,10 @@ fn hosts(value: Value) -> Result<Vec<AllowedHost>, Refusal> {
         text.parse().map_err(|error| invalid(&format!("allows the host {text:?}, which {error}")))
     };
     items.iter().map(host).collect()
+}
+
+fn flag(key: &str, value: &Value) -> Result<bool, Refusal> {
+    value.as_bool().ok_or_else(|| expected(key, "true or false", value))
 }
 
 fn concurrency(value: &Value) -> Result<usize, Refusal> {
@@ -205,13 +235,38 @@ fn backoff(fields: Map<String, Value>) -> Result<Backoff, Refusal> {
     Ok(backoff)
 }
 
-fn rollout(value: &Value) -> Result<(), Refusal> {
-    match value {
-        Value::String(word) if word == "immediate" => Ok(()),
-        Value::Null => Ok(()),
-        Value::Object(fields) if fields.contains_key("staged") => Err(later("A staged \"rollout\"")),
-        other => Err(expected("rollout", "\"immediate\"", other)),
+fn rollout(value: &Value) -> Result<Rollout, Refusal> {
+    let fields = match value {
+        Value::Null => return Ok(Rollout::Immediate),
+        Value::String(word) if word == "immediate" => return Ok(Rollout::Immediate),
+        Value::Object(fields) => fields,
+        other => return Err(expected("rollout", "\"immediate\" or { staged: { share: 10%, for: 2m } }", other)),
+    };
+    let (mut share, mut time) = (STAGED_SHARE, STAGED_TIME);
+    for (key, value) in fields {
+        let Value::Object(stage) = value else { return Err(expected("rollout", "{ staged: { share: 10%, for: 2m } }", value)) };
+        if key != "staged" {
+            return Err(unknown(key, "rollout.", &["staged"]));
+        }
+        for (key, value) in stage {
+            match key.as_str() {
+                "share" => share = percent(value)?,
+                "for" => time = self::time("rollout.staged.for", value, floor::STAGE, ceiling::STAGE)?,
+                _ => return Err(unknown(key, "rollout.staged.", &["share", "for"])),
+            }
+        }
     }
+    if fields.is_empty() {
+        return Err(expected("rollout", "\"immediate\" or { staged: { share: 10%, for: 2m } }", value));
+    }
+    Ok(Rollout::Staged { share, time })
+}
+
+fn percent(value: &Value) -> Result<u8, Refusal> {
+    let number = value.as_str().and_then(|text| text.strip_suffix('%')?.parse().ok());
+    number
+        .filter(|number| (1..=99).contains(number))
+        .ok_or_else(|| expected("rollout.staged.share", "a share from \"1%\" to \"99%\"", value))
 }
 
 fn account(value: &Value) -> Result<Option<String>, Refusal> {
@@ -221,11 +276,6 @@ fn account(value: &Value) -> Result<Option<String>, Refusal> {
         Value::String(name) if is_name(name) => Ok(Some(name.clone())),
         _ => Err(wanted()),
     }
-}
-
-fn later(what: &str) -> Refusal {
-    let message = format!("plugin.yaml: {what} comes in a later version of Berth; remove it to use this one.");
-    Refusal::new(reason::NOT_SUPPORTED_YET, message)
 }
 
 fn invalid(what: &str) -> Refusal {
@@ -275,7 +325,8 @@ mod tests {
             cpu: 500ms
             memory: 128Mi
             backoff: { base: 2s, max: 1m30s }
-            rollout: immediate
+            rollout: { staged: { share: 25%, for: 90s } }
+            redrive: true
             paused: true
         "#;
         let config = Config::parse(text.as_bytes()).expect("parses");
@@ -288,6 +339,8 @@ mod tests {
             cpu: Duration::from_millis(500),
             memory: 128 << 20,
             backoff: Backoff { base: Duration::from_secs(2), max: Duration::from_secs(90) },
+            rollout: Rollout::Staged { share: 25, time: Duration::from_secs(90) },
+            redrive: true,
             paused: true,
         };
         assert_eq!(config, expected);
@@ -344,10 +397,22 @@ mod tests {
     }
 
     #[test]
-    fn what_a_later_version_can_do_is_refused_with_a_sentence() {
-        let refusal = refused("rollout: { staged: { share: 10%, for: 2m } }");
-        assert!(refusal.reason == reason::NOT_SUPPORTED_YET && refusal.message.contains("later version"), "{refusal}");
-        assert_eq!(refused("rollout: slowly").reason, reason::INVALID_CONFIG);
+    fn a_rollout_is_immediate_or_staged_with_defaults() {
+        let of = |text: &str| Config::parse(text.as_bytes()).map(|config| config.rollout).map_err(|refusal| refusal.message);
+        assert_eq!(of("rollout: immediate"), Ok(Rollout::Immediate));
+        assert_eq!(of("rollout: { staged: {} }"), Ok(Rollout::Staged { share: STAGED_SHARE, time: STAGED_TIME }));
+        for (text, words) in [
+            ("rollout: slowly", "\"immediate\" or"),
+            ("rollout: {}", "\"immediate\" or"),
+            ("rollout: { stagd: {} }", "did you mean \"rollout.staged\"?"),
+            ("rollout: { staged: 10% }", "{ staged:"),
+            ("rollout: { staged: { share: 10 } }", "\"1%\" to \"99%\""),
+            ("rollout: { staged: { share: 100% } }", "\"1%\" to \"99%\""),
+            ("rollout: { staged: { for: 2d } }", "a time from"),
+            ("rollout: { staged: { form: 2m } }", "did you mean"),
+        ] {
+            assert!(of(text).is_err_and(|message| message.contains(words)), "{text}: {:?}", of(text));
+        }
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub mod reason {
     pub const TRIAL_FAILED: &str = "TrialFailed";
     /// What `describe` returned is no valid claim.
     pub const INVALID_CLAIM: &str = "InvalidClaim";
+    /// It failed where the version before it did not.
+    pub const ROLLED_BACK: &str = "RolledBack";
     /// Another, older plugin reconciles the kind.
     pub const KIND_TAKEN: &str = "KindTaken";
     /// No CustomResourceDefinition of the kind is there.
@@ -69,6 +71,8 @@ pub mod reason {
     pub const VERSION_NOT_SERVED: &str = "VersionNotServed";
     /// The CustomResourceDefinition lacks the status subresource.
     pub const NO_STATUS_SUBRESOURCE: &str = "NoStatusSubresource";
+    /// The CustomResourceDefinition's schema lacks a field of the status that the claim names.
+    pub const NO_STATUS_FIELD: &str = "NoStatusField";
     /// The host's ServiceAccount may not do what the kind needs.
     pub const FORBIDDEN: &str = "Forbidden";
     /// The host itself could not carry out a gate; it tries again.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Cause,
+    Cause, Depth,
     entry::{Entry, News, Place, RESYNC_PATIENCE, Slot, Time},
 };
 use crate::{claim::Pace, object::ObjectKey};
@@ -17,7 +17,7 @@ const PRIORITY_STEP: Duration = Duration::from_secs(30);
 /// By how much the others count as older. At most half a priority, so that a priority outweighs the cause.
 fn handicap(cause: Cause) -> Duration {
     match cause {
-        Cause::NewSpec | Cause::Change | Cause::Timer => Duration::ZERO,
+        Cause::NewSpec | Cause::Change | Cause::Redrive | Cause::Timer => Duration::ZERO,
         Cause::Retry => Duration::from_secs(5),
         Cause::Reload | Cause::FirstList | Cause::Resync => Duration::from_secs(15),
     }
@@ -77,9 +77,9 @@ impl Lane {
         self.entries.len() - self.runnable() - self.running
     }
 
-    /// Number of turns that run.
-    pub(super) fn running(&self) -> usize {
-        self.running
+    /// What is where.
+    pub(super) fn depth(&self) -> Depth {
+        Depth { ready: self.runnable(), delayed: self.delayed(), running: self.running }
     }
 
     /// Gives an entry its place among the runnable.

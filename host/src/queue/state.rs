@@ -80,6 +80,24 @@ impl State {
         true
     }
 
+    pub(super) fn redrive(&mut self, kind: &GroupKind, now: Time) {
+        let Some(lane) = self.lanes.get_mut(kind) else { return };
+        let mut waiting = Vec::new();
+        for (object, entry) in &mut lane.entries {
+            match entry.place {
+                Place::Running(_) => continue,
+                Place::Delayed { wait: Wait::Backoff, .. } => waiting.push(Key { kind: kind.clone(), object: object.clone() }),
+                Place::Delayed { .. } | Place::Ready { .. } | Place::Resync { .. } => {}
+            }
+            entry.forgive();
+        }
+        for key in waiting {
+            let mut entry = self.take(&key);
+            entry.cause = Cause::Redrive;
+            self.enqueue(&key, entry, now);
+        }
+    }
+
     pub(super) fn forget(&mut self, key: &Key) {
         let Some(entry) = self.lanes.get_mut(&key.kind).and_then(|lane| lane.entries.get_mut(&key.object)) else { return };
         if let Place::Running(news) = &mut entry.place {
@@ -170,8 +188,11 @@ impl State {
     }
 
     pub(super) fn depth(&self) -> Vec<(GroupKind, Depth)> {
-        let depth = |lane: &Lane| Depth { ready: lane.runnable(), delayed: lane.delayed(), running: lane.running() };
-        self.lanes.iter().map(|(kind, lane)| (kind.clone(), depth(lane))).collect()
+        self.lanes.iter().map(|(kind, lane)| (kind.clone(), lane.depth())).collect()
+    }
+
+    pub(super) fn depth_of(&self, kind: &GroupKind) -> Depth {
+        self.lanes.get(kind).map(Lane::depth).unwrap_or_default()
     }
 
     /// Number of turns that run.

@@ -1,4 +1,5 @@
 //! Plugins in ConfigMaps of the host's own namespace, read through the API: a mounted ConfigMap would lag by up to two minutes.
+//! The stable versions that the host keeps in ConfigMaps come the same way.
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -9,14 +10,26 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{Change, Delivery, Place};
+use super::{Change, Delivery, Kept, Place, RolledBack};
 use crate::{
     object::Object,
+    package::Version,
     watch::{self, Store, Target},
 };
 
-/// A ConfigMap with this label set to `true` is a plugin.
+/// A ConfigMap with this label set to `true` is a plugin; with [`STABLE`] it is the host's own, and holds the stable version of one.
 pub const LABEL: &str = "berth.acme.io/plugin";
+/// See [`LABEL`].
+pub const STABLE: &str = "stable";
+/// Annotation of a kept version: which one it is, as JSON.
+pub const VERSION: &str = "berth.acme.io/version";
+/// Annotation of a kept version: which version was rolled back to it, and why, as JSON.
+pub const ROLLED_BACK: &str = "berth.acme.io/rolled-back";
+
+/// Name of the ConfigMap in which the host keeps the stable version of a plugin.
+pub fn kept_name(plugin: &str) -> String {
+    format!("{plugin}-{STABLE}")
+}
 
 /// Sends the changes of the plugins in a namespace until it is dropped. How the informer is doing can be read from `store`.
 pub fn run(
@@ -27,41 +40,57 @@ pub fn run(
     changes: mpsc::UnboundedSender<Change>,
 ) -> impl Future<Output = Infallible> + use<> {
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let target = Target { path, label_selector: Some(format!("{LABEL}=true")), watch_timeout };
+    let target = Target { path, label_selector: Some(format!("{LABEL} in (true, {STABLE})")), watch_timeout };
     watch::run(client, target, store, move |change| {
-        if let Some(change) = translate(change) {
+        for change in translate(change) {
             // Without a loader the process is about to end.
             let _ = changes.send(change);
         }
     })
 }
 
-fn translate(change: watch::Change) -> Option<Change> {
+fn translate(change: watch::Change) -> Vec<Change> {
     match change {
-        watch::Change::Applied { new, .. } => match delivery(&new) {
-            Ok(delivery) => Some(Change::Delivered(delivery)),
+        watch::Change::Applied { new, .. } => match read(&new) {
+            Ok(change) => vec![change],
             Err(error) => {
                 warn!(object = %new.key, %error, "left out a ConfigMap");
-                None
+                Vec::new()
             }
         },
-        watch::Change::Deleted(old) => Some(Change::Withdrawn { place: Place::ConfigMap, name: old.key.name.to_string() }),
-        watch::Change::Synced => Some(Change::Synced(Place::ConfigMap)),
+        // What it was is not known any more; of the two, the loader knows only one.
+        watch::Change::Deleted(old) => {
+            vec![Change::Withdrawn { place: Place::ConfigMap, name: old.key.name.to_string() }, Change::Lost(old.uid.to_string())]
+        }
+        watch::Change::Synced => vec![Change::Synced(Place::ConfigMap)],
     }
 }
 
-fn delivery(object: &Object) -> serde_json::Result<Delivery> {
+fn read(object: &Object) -> serde_json::Result<Change> {
     let ConfigMap { metadata, data, binary_data } = serde_json::from_str(&object.json)?;
     let text = data.unwrap_or_default().into_iter().map(|(file, text)| (file, Bytes::from(text)));
     let binary = binary_data.unwrap_or_default().into_iter().map(|(file, ByteString(bytes))| (file, Bytes::from(bytes)));
-    Ok(Delivery {
+    let files = text.chain(binary).collect();
+    if metadata.labels.get(LABEL).is_some_and(|label| label == STABLE) {
+        return kept(object, metadata, files).map(Change::Kept);
+    }
+    Ok(Change::Delivered(Delivery {
         place: Place::ConfigMap,
         name: object.key.name.to_string(),
         uid: Some(object.uid.to_string()),
         created: metadata.creation_timestamp.unwrap_or_default(),
         version: object.resource_version.to_string(),
-        files: text.chain(binary).collect(),
-    })
+        files,
+    }))
+}
+
+fn kept(object: &Object, metadata: Metadata, files: Vec<(String, Bytes)>) -> serde_json::Result<Kept> {
+    let Metadata { annotations, owner_references, .. } = metadata;
+    let missing = |what: &str| serde::de::Error::custom(format!("a stable version without {what}"));
+    let version: Version = serde_json::from_str(annotations.get(VERSION).ok_or_else(|| missing("the annotation berth.acme.io/version"))?)?;
+    let rolled_back: Option<RolledBack> = annotations.get(ROLLED_BACK).map(|text| serde_json::from_str(text)).transpose()?;
+    let owner = owner_references.into_iter().next().ok_or_else(|| missing("an owner"))?;
+    Ok(Kept { name: owner.name, uid: object.uid.to_string(), owner: Some(owner.uid), version, rolled_back, files })
 }
 
 #[derive(Deserialize)]
@@ -76,11 +105,24 @@ struct ConfigMap {
 #[serde(rename_all = "camelCase")]
 struct Metadata {
     creation_timestamp: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    #[serde(default)]
+    owner_references: Vec<Owner>,
+}
+
+#[derive(Deserialize)]
+struct Owner {
+    name: String,
+    uid: String,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::package::Digest;
 
     #[test]
     fn text_and_binary_files_are_delivered_with_what_tells_age_and_version() {
@@ -98,14 +140,44 @@ mod tests {
             version: "7".into(),
             files: vec![("plugin.yaml".into(), Bytes::from_static(b"paused: true")), ("plugin.wasm".into(), Bytes::from_static(b"\0asm"))],
         };
-        assert_eq!(translate(watch::Change::Applied { old: None, new: new.clone(), listed: true }), Some(Change::Delivered(expected)));
+        assert_eq!(translate(watch::Change::Applied { old: None, new: new.clone(), listed: true }), [Change::Delivered(expected)]);
         let withdrawn = Change::Withdrawn { place: Place::ConfigMap, name: "p".into() };
-        assert_eq!(translate(watch::Change::Deleted(new)), Some(withdrawn));
+        assert_eq!(translate(watch::Change::Deleted(new)), [withdrawn, Change::Lost("u".into())]);
     }
 
     #[test]
     fn an_empty_config_map_is_delivered_so_that_it_can_be_refused() {
         let object = Object::parse(r#"{"metadata":{"name":"p"}}"#).expect("parses");
-        assert!(delivery(&object).expect("delivered").files.is_empty());
+        assert!(matches!(read(&object), Ok(Change::Delivered(delivery)) if delivery.files.is_empty()));
+    }
+
+    #[test]
+    fn a_kept_version_is_read_with_what_was_rolled_back_to_it_and_left_out_where_it_says_nothing() {
+        let version = |code: &[u8]| Version { digest: Digest::of(code), config_hash: "abc".into() };
+        let rolled_back = RolledBack { version: version(b"2"), why: "it trapped".into() };
+        let text = |annotations: serde_json::Value| {
+            serde_json::json!({
+                "metadata": {
+                    "name": "p-stable", "uid": "u", "labels": { LABEL: STABLE }, "annotations": annotations,
+                    "ownerReferences": [{ "apiVersion": "v1", "kind": "ConfigMap", "name": "p", "uid": "owner" }]
+                },
+                "binaryData": { "plugin.wasm": "AGFzbQ==" }
+            })
+        };
+        let whole = text(serde_json::json!({
+            VERSION: serde_json::to_string(&version(b"1")).expect("json"),
+            ROLLED_BACK: serde_json::to_string(&rolled_back).expect("json"),
+        }));
+        let expected = Kept {
+            name: "p".into(),
+            uid: "u".into(),
+            owner: Some("owner".into()),
+            version: version(b"1"),
+            rolled_back: Some(rolled_back),
+            files: vec![("plugin.wasm".into(), Bytes::from_static(b"\0asm"))],
+        };
+        let parse = |text: serde_json::Value| read(&Object::parse(&text.to_string()).expect("parses"));
+        assert_eq!(parse(whole).expect("kept"), Change::Kept(expected));
+        assert!(parse(text(serde_json::json!({}))).is_err_and(|error| error.to_string().contains("berth.acme.io/version")));
     }
 }

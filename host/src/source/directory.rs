@@ -214,6 +214,7 @@ mod tests {
                 format!("{name}[{}]", files.join(" "))
             }
             Change::Withdrawn { name, .. } => format!("-{name}"),
+            Change::Kept(_) | Change::Lost(_) => unreachable!("a folder keeps nothing"),
             Change::Synced(_) => "synced".to_owned(),
         };
         folder.poll(directory).into_iter().map(show).collect()

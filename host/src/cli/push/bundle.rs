@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn the_role_is_bound_to_the_hosts_account() {
         let bundle = Bundle::new("p", "ns", ("x.wasm".into(), Bytes::new()), None).expect("bundles");
-        let [role, binding] = bundle.permissions(&[Needs::new("g".into(), "ks".into(), false)], "berth");
+        let [role, binding] = bundle.permissions(&[Needs::new("g".into(), "ks".into())], "berth");
         assert_eq!((&role["metadata"]["name"], &role["rules"][1]["resources"][0]), (&json!("berth-plugin-p"), &json!("ks/status")));
         assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
         assert_eq!(binding["subjects"], json!([{ "kind": "ServiceAccount", "name": "berth", "namespace": "ns" }]));

@@ -74,7 +74,7 @@ fn judge(status: &Status, digest: Digest, version: &str) -> Said {
         let word = status.ready().map(|ready| ready.reason.as_str()).unwrap_or_default();
         return if heals.contains(&word) { Said::NotYet(why.clone()) } else { Said::Final(Verdict::Refused(why.clone())) };
     }
-    if status.serving_digest != Some(digest.to_string()) {
+    if ![&status.serving_digest, &status.candidate_digest].contains(&&Some(digest.to_string())) {
         return Said::Final(Verdict::Refused("another version has taken its place.".into()));
     }
     match status.ready().is_some_and(|ready| ready.status == "True") {

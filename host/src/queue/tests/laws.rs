@@ -12,6 +12,7 @@ const KINDS: [&str; 3] = ["A", "B", "C"];
 enum Step {
     Open(usize, usize),
     Close(usize),
+    Redrive(usize),
     Wake { kind: usize, object: u8, uid: u8, cause: Cause, priority: i64 },
     Forget { kind: usize, object: u8 },
     Next,
@@ -33,6 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         1 => (0..3_usize, 0..4_usize).prop_map(|(kind, concurrency)| Step::Open(kind, concurrency)),
         1 => (0..3_usize).prop_map(Step::Close),
+        1 => (0..3_usize).prop_map(Step::Redrive),
         12 => (0..3_usize, 0..5_u8, prop_oneof![9 => Just(0), 1 => Just(1_u8)], cause, priority)
             .prop_map(|(kind, object, uid, cause, priority)| Step::Wake { kind, object, uid, cause, priority }),
         1 => (0..3_usize, 0..5_u8).prop_map(|(kind, object)| Step::Forget { kind, object }),
@@ -79,6 +81,7 @@ impl Model {
         match step {
             Step::Open(index, concurrency) => self.open(index, concurrency),
             Step::Close(index) => self.close(&kind(KINDS[index])),
+            Step::Redrive(index) => self.redrive(&kind(KINDS[index])),
             Step::Wake { kind, object, uid, cause, priority } => self.wake(&key_of(kind, object), &uid.to_string(), cause, priority),
             Step::Forget { kind, object } => {
                 let key = key_of(kind, object);
@@ -110,6 +113,17 @@ impl Model {
         running.iter_mut().filter(|run| run.key.kind == *kind).for_each(|run| run.afresh = false);
     }
 
+    fn redrive(&mut self, kind: &GroupKind) {
+        self.state.redrive(kind, self.now);
+        let Self { running, promises, .. } = self;
+        for (_, promise) in promises.iter_mut().filter(|(key, _)| key.kind == *kind && running.iter().all(|run| run.key != **key)) {
+            promise.failures = 0;
+            if !promise.held {
+                promise.not_before = Duration::ZERO;
+            }
+        }
+    }
+
     fn wake(&mut self, key: &Key, uid: &str, cause: Cause, priority: i64) {
         self.state.wake(key, uid, cause, priority, self.now);
         if !self.concurrency.contains_key(&key.kind) {
@@ -120,7 +134,7 @@ impl Model {
         if promise.uid != uid {
             *promise = Promise { uid: uid.into(), ..Promise::default() };
             run.into_iter().for_each(|run| run.outlived = true);
-        } else if matches!(cause, Cause::NewSpec | Cause::Reload) {
+        } else if matches!(cause, Cause::NewSpec | Cause::Redrive | Cause::Reload) {
             promise.failures = 0;
             if !promise.held {
                 promise.not_before = Duration::ZERO;

@@ -1,0 +1,418 @@
+//! What serves, after any order of deliveries, refusals, trials and facts.
+
+use futures::FutureExt;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    catalog::Versions,
+    loader::crd::tests as crd,
+    package::{Digest, Refusal},
+    reconcile::{Next, Outcome, Request},
+};
+
+const MAP: Place = Place::ConfigMap;
+
+/// A plugin in a ConfigMap: its age is the order of the names.
+fn delivery(name: &str, version: u32) -> Delivery {
+    let (uid, created) = (Some(format!("uid of {name}")), format!("2026-01-01T00:00:00Z {name}"));
+    Delivery { place: MAP, name: name.into(), uid, created, version: version.to_string(), files: vec![] }
+}
+
+fn version(code: &str) -> Arc<Loaded> {
+    let handler = |_: Request| async { Ok(Outcome::just(Next::AwaitChange)) }.boxed();
+    let claim = Arc::new(Claim::full());
+    let version = Version { digest: Digest::of(code.as_bytes()), config_hash: String::new() };
+    let delivery = Arc::new(delivery("p", 1));
+    Arc::new(Loaded { version, delivery, config: Config::default(), claim, handler: Arc::new(handler) })
+}
+
+fn refused(code: &str) -> Finished {
+    Err(Refused { digest: Some(Digest::of(code.as_bytes())), refusal: Refusal::new(reason::COMPILE_FAILED, "It is broken.") })
+}
+
+/// A cluster with the definition and all permissions.
+fn facts() -> Facts {
+    let mut facts = Facts::default();
+    facts.crds.apply(&crd::object(&crd::definition("crd")));
+    facts.crds.set_synced();
+    facts.access.insert(Needs::of(&Claim::full()), Access::Granted);
+    facts
+}
+
+impl Book {
+    fn load(&mut self, name: &str, number: u32, finished: Finished) {
+        let job = self.deliver(delivery(name, number)).expect("a job");
+        assert!(self.finish(name, job.number, finished));
+    }
+
+    /// The plugin and the code that serve the kind, on trial or not.
+    fn serving(&mut self, facts: &Facts) -> Option<(String, Digest)> {
+        let table = self.settle(facts).table;
+        assert!(table.len() <= 1);
+        let newest = |versions: Arc<Versions>| (versions.newest().name.clone(), versions.newest().version.digest);
+        table.into_values().next().map(newest)
+    }
+
+    fn reason(&mut self, name: &str, facts: &Facts) -> Option<&'static str> {
+        self.settle(facts).plugins[name].refused.as_ref().map(|refused| refused.refusal.reason)
+    }
+}
+
+fn code(name: &str, code: &str) -> Option<(String, Digest)> {
+    Some((name.to_owned(), Digest::of(code.as_bytes())))
+}
+
+#[test]
+fn the_last_delivery_wins_whichever_is_loaded_first() {
+    let mut book = Book::default();
+    let slow = book.deliver(delivery("p", 1)).expect("a job");
+    let quick = book.deliver(delivery("p", 2)).expect("a job");
+    assert!(book.finish("p", quick.number, Ok(version("2"))));
+    assert!(!book.finish("p", slow.number, Ok(version("1"))));
+    assert_eq!(book.serving(&facts()), code("p", "2"));
+}
+
+#[test]
+fn a_delivery_that_is_known_or_older_is_no_job() {
+    let mut book = Book::default();
+    book.load("p", 10, Ok(version("1")));
+    assert!(book.deliver(delivery("p", 10)).is_none());
+    assert!(book.deliver(delivery("p", 9)).is_none());
+    let recreated = Delivery { uid: Some("another".into()), ..delivery("p", 9) };
+    assert!(book.deliver(recreated).is_some());
+}
+
+#[test]
+fn a_refused_version_keeps_the_last_good_one_and_says_why() {
+    let mut book = Book::default();
+    book.load("p", 1, Ok(version("1")));
+    assert_eq!(book.serving(&facts()), code("p", "1"));
+    book.load("p", 2, refused("2"));
+    assert_eq!(book.serving(&facts()), code("p", "1"));
+    let standing = book.settle(&facts()).plugins.remove("p").expect("stands");
+    assert_eq!(standing.refused.expect("refused").digest, Some(Digest::of(b"2")));
+    let back = book.deliver(delivery("p", 3)).expect("a job");
+    assert_eq!(back.known.len(), 1, "the good version need not be loaded again");
+}
+
+#[test]
+fn while_a_version_is_loaded_the_plugin_stands_as_before() {
+    let mut book = Book::default();
+    book.deliver(delivery("p", 1));
+    assert!(book.settle(&facts()).plugins["p"].loading);
+    let job = book.deliver(delivery("p", 2)).expect("a job");
+    book.finish("p", job.number, Ok(version("1")));
+    assert!(!book.settle(&facts()).plugins["p"].loading);
+    book.deliver(delivery("p", 3));
+    let standing = book.settle(&facts()).plugins.remove("p").expect("stands");
+    assert_eq!((standing.loading, standing.version.as_str(), standing.stable.is_some()), (true, "2", true));
+}
+
+#[test]
+fn a_withdrawn_plugin_is_gone_and_a_delivered_one_is_back() {
+    let mut book = Book::default();
+    book.load("p", 1, Ok(version("1")));
+    let in_flight = book.deliver(delivery("p", 2)).expect("a job");
+    assert!(book.withdraw(MAP, "p").is_none());
+    assert!(!book.finish("p", in_flight.number, Ok(version("2"))));
+    assert_eq!(book.serving(&facts()), None);
+    book.load("p", 3, Ok(version("1")));
+    assert_eq!(book.serving(&facts()), code("p", "1"));
+}
+
+#[test]
+fn the_oldest_plugin_has_the_kind_and_the_next_takes_over() {
+    let mut book = Book::default();
+    book.load("b", 1, Ok(version("b")));
+    assert_eq!(book.serving(&facts()), code("b", "b"));
+    let older = book.deliver(delivery("a", 2)).expect("a job");
+    assert_eq!(book.serving(&facts()), code("b", "b"), "until the older one can serve");
+    book.finish("a", older.number, Ok(version("a")));
+    assert_eq!(book.serving(&facts()), code("a", "a"));
+    let told = book.settle(&facts()).plugins.remove("b").expect("stands");
+    assert!(told.stable.is_none() && told.refused.expect("refused").refusal.message.contains("\"a\""));
+    book.withdraw(MAP, "a");
+    assert_eq!(book.serving(&facts()), code("b", "b"));
+    assert_eq!(book.reason("b", &facts()), None);
+}
+
+#[test]
+fn at_the_start_a_younger_plugin_waits_until_the_older_ones_are_known() {
+    let mut book = Book::default();
+    let mut facts = Facts { start: Start::Listing, ..facts() };
+    book.load("b", 1, Ok(version("b")));
+    assert_eq!(book.serving(&facts), None);
+    assert!(book.settle(&facts).plugins["b"].loading);
+    let older = book.deliver(delivery("a", 2)).expect("a job");
+    facts.start = Start::Loading;
+    assert_eq!(book.serving(&facts), None);
+    book.finish("a", older.number, Ok(version("a")));
+    assert_eq!(book.serving(&facts), code("a", "a"));
+    book.withdraw(MAP, "a");
+    assert_eq!(book.serving(&facts), code("b", "b"));
+    book.deliver(delivery("a", 3));
+    assert_eq!(book.serving(&facts), code("b", "b"), "what serves goes on");
+}
+
+#[test]
+fn a_plugin_starts_with_its_definition_stops_without_it_and_starts_again() {
+    let mut book = Book::default();
+    book.load("p", 1, Ok(version("1")));
+    let mut facts = facts();
+    facts.crds.remove("ks.g.io");
+    assert_eq!((book.serving(&facts), book.reason("p", &facts)), (None, Some(reason::WAITING_FOR_CRD)));
+    for uid in ["first", "second"] {
+        facts.crds.apply(&crd::object(&crd::definition(uid)));
+        let table = book.settle(&facts).table;
+        assert_eq!(table.values().next().map(|serving| &*serving.stable.crd_uid), Some(uid));
+        facts.crds.remove("ks.g.io");
+        assert_eq!(book.serving(&facts), None);
+    }
+}
+
+#[test]
+fn permissions_are_asked_for_before_a_version_serves_and_not_after() {
+    let mut book = Book::default();
+    book.load("p", 1, Ok(version("1")));
+    let mut facts = facts();
+    facts.access.clear();
+    let needs = Needs::of(&Claim::full());
+    let verdict = book.settle(&facts);
+    assert!(verdict.table.is_empty() && verdict.wanted.contains(&needs) && verdict.plugins["p"].loading);
+    let missing = needs.permissions().nth(1).expect("watch");
+    facts.access.insert(needs.clone(), Access::Denied(missing));
+    assert_eq!((book.serving(&facts), book.reason("p", &facts)), (None, Some(reason::FORBIDDEN)));
+    facts.access.insert(needs, Access::Granted);
+    assert_eq!(book.serving(&facts), code("p", "1"));
+    facts.access.clear();
+    assert!(book.settle(&facts).wanted.is_empty());
+    assert_eq!(book.serving(&facts), code("p", "1"));
+}
+
+#[test]
+fn a_new_version_that_the_definition_does_not_serve_keeps_the_good_one() {
+    let mut book = Book::default();
+    book.load("p", 1, Ok(version("1")));
+    assert!(book.serving(&facts()).is_some());
+    let mut claim = Claim::full();
+    claim.reconciles.version = "v2".into();
+    let next = Loaded { claim: Arc::new(claim), ..Arc::into_inner(version("2")).expect("one owner") };
+    book.load("p", 2, Ok(Arc::new(next)));
+    assert_eq!((book.serving(&facts()), book.reason("p", &facts())), (code("p", "1"), Some(reason::VERSION_NOT_SERVED)));
+}
+
+#[test]
+fn a_folder_hides_a_config_map_of_the_same_name_for_as_long_as_it_has_the_plugin() {
+    let mut book = Book::default();
+    book.load("p", 1, Ok(version("map")));
+    let folder = Delivery { place: Place::Directory, uid: None, ..delivery("p", 1) };
+    let job = book.deliver(folder).expect("a job");
+    book.finish("p", job.number, Ok(version("folder")));
+    assert!(book.deliver(delivery("p", 2)).is_none());
+    assert_eq!(book.serving(&facts()), code("p", "folder"));
+    let job = book.withdraw(Place::Directory, "p").expect("a job");
+    assert_eq!(job.delivery.version, "2");
+}
+
+#[test]
+fn only_what_failed_for_the_hosts_own_reasons_is_tried_again() {
+    let mut book = Book::default();
+    let failed = Refused { digest: None, refusal: Refusal::new(reason::HOST_FAILURE, "The disk is full.") };
+    book.load("a", 1, refused("1"));
+    book.load("b", 1, Err(failed));
+    assert_eq!(book.retry().into_iter().map(|job| job.name).collect::<Vec<_>>(), ["b"]);
+    assert!(book.retry().is_empty());
+}
+
+fn versions(book: &mut Book, facts: &Facts) -> Arc<Versions> {
+    book.settle(facts).table.into_values().next().expect("serves")
+}
+
+fn judged(code: &str, judgement: Judgement) -> Judged {
+    Judged { name: "p".into(), version: version(code).version.clone(), judgement }
+}
+
+fn kept(code: &str, rolled_back: Option<&str>) -> Kept {
+    let rolled_back = rolled_back.map(|code| RolledBack { version: version(code).version.clone(), why: "it trapped".into() });
+    let (name, uid, owner) = ("p".to_owned(), format!("uid of kept {code}"), Some("uid of p".into()));
+    Kept { name, uid, owner, version: version(code).version.clone(), rolled_back, files: vec![] }
+}
+
+#[test]
+fn a_version_that_follows_a_good_one_is_on_trial_until_it_is_judged() {
+    let (mut book, facts) = (Book::default(), facts());
+    book.load("p", 1, Ok(version("1")));
+    assert!(versions(&mut book, &facts).candidate.is_none(), "there is nothing to fall back on");
+    book.load("p", 2, Ok(version("2")));
+    let first = versions(&mut book, &facts);
+    assert_eq!(first.stable.version, version("1").version);
+    assert_eq!(first, versions(&mut book, &facts), "the trial goes on");
+    assert!(!book.judge(judged("1", Judgement::Passed)), "it is not on trial");
+    assert!(book.judge(judged("2", Judgement::Passed)));
+    let passed = versions(&mut book, &facts);
+    assert_eq!((&passed.stable.version, passed.candidate.is_none()), (&version("2").version, true));
+    assert!(!book.judge(judged("2", Judgement::Failed("late".into()))));
+}
+
+#[test]
+fn a_version_that_failed_its_trial_is_not_tried_again_and_another_one_is() {
+    let (mut book, facts) = (Book::default(), facts());
+    book.load("p", 1, Ok(version("1")));
+    versions(&mut book, &facts);
+    book.load("p", 2, Ok(version("2")));
+    versions(&mut book, &facts);
+    book.judge(judged("2", Judgement::Failed("it trapped".into())));
+    for number in 3..5 {
+        assert_eq!((book.serving(&facts), book.reason("p", &facts)), (code("p", "1"), Some(reason::ROLLED_BACK)));
+        book.load("p", number, Ok(version("2")));
+    }
+    book.load("p", 5, Ok(version("3")));
+    assert_eq!((book.serving(&facts), book.reason("p", &facts)), (code("p", "3"), None));
+    assert!(versions(&mut book, &facts).candidate.is_some());
+}
+
+#[test]
+fn a_version_of_another_api_version_takes_over_without_a_trial() {
+    let (mut book, mut facts) = (Book::default(), facts());
+    let mut definition = crd::definition("crd");
+    definition["spec"]["versions"][1]["served"] = true.into();
+    definition["spec"]["versions"][1]["subresources"] = serde_json::json!({ "status": {} });
+    facts.crds.apply(&crd::object(&definition));
+    book.load("p", 1, Ok(version("1")));
+    versions(&mut book, &facts);
+    let mut claim = Claim::full();
+    claim.reconciles.version = "v0".into();
+    let next = Loaded { claim: Arc::new(claim), ..Arc::into_inner(version("2")).expect("one owner") };
+    book.load("p", 2, Ok(Arc::new(next)));
+    assert!(versions(&mut book, &facts).candidate.is_none());
+    assert_eq!(book.serving(&facts), code("p", "2"));
+}
+
+#[test]
+fn what_is_good_is_to_be_kept_until_it_is() {
+    let (mut book, facts) = (Book::default(), facts());
+    let keep = |book: &mut Book| book.settle(&facts).plugins.remove("p").expect("stands").keep.expect("keeps");
+    book.load("p", 1, Ok(version("1")));
+    assert!(!keep(&mut book).is_kept);
+    book.keep(kept("1", None));
+    assert!(keep(&mut book).is_kept);
+    book.load("p", 2, Ok(version("2")));
+    assert!(keep(&mut book).is_kept, "the stable version is");
+    book.judge(judged("2", Judgement::Failed("it trapped".into())));
+    assert!(!keep(&mut book).is_kept);
+    book.keep(kept("1", Some("2")));
+    assert!(keep(&mut book).is_kept);
+    book.lose("uid of kept 1");
+    assert!(!keep(&mut book).is_kept);
+}
+
+#[test]
+fn after_a_restart_the_kept_version_is_the_stable_one() {
+    for delivered in [Ok(version("2")), refused("2")] {
+        let (mut book, facts) = (Book::default(), facts());
+        book.keep(kept("1", None));
+        let passes = delivered.is_ok();
+        book.load("p", 1, delivered);
+        let verdict = book.settle(&facts);
+        assert!(verdict.table.is_empty() && verdict.restore == ["p"]);
+        let job = book.restore("p").expect("a job");
+        assert!(book.settle(&facts).restore.is_empty(), "it is being loaded");
+        assert!(book.finish("p", job.number, Ok(version("1"))));
+        let versions = versions(&mut book, &facts);
+        assert_eq!((&versions.stable.version, versions.candidate.is_some()), (&version("1").version, passes));
+    }
+}
+
+#[test]
+fn after_a_restart_a_version_that_was_rolled_back_stays_so_and_is_tried_again_once_that_is_taken_away() {
+    let (mut book, facts) = (Book::default(), facts());
+    book.keep(kept("1", Some("2")));
+    book.load("p", 1, Ok(version("2")));
+    assert!(book.settle(&facts).table.is_empty());
+    let job = book.restore("p").expect("a job");
+    book.finish("p", job.number, Ok(version("1")));
+    assert_eq!((book.serving(&facts), book.reason("p", &facts)), (code("p", "1"), Some(reason::ROLLED_BACK)));
+    book.keep(kept("1", None));
+    assert_eq!((book.serving(&facts), book.reason("p", &facts)), (code("p", "2"), None));
+}
+
+#[test]
+fn a_kept_version_that_is_the_delivered_one_or_cannot_be_loaded_or_is_of_another_owner_is_not_waited_for() {
+    let facts = facts();
+    let mut same = Book::default();
+    same.keep(kept("1", None));
+    same.load("p", 1, Ok(version("1")));
+    assert_eq!(same.serving(&facts), code("p", "1"));
+
+    let mut broken = Book::default();
+    broken.keep(kept("1", Some("2")));
+    broken.load("p", 1, Ok(version("2")));
+    assert_eq!(broken.settle(&facts).restore, ["p"]);
+    let job = broken.restore("p").expect("a job");
+    broken.finish("p", job.number, refused("1"));
+    assert_eq!(broken.serving(&facts), code("p", "2"), "better than nothing");
+
+    let mut foreign = Book::default();
+    foreign.keep(Kept { owner: Some("a former one".into()), ..kept("1", Some("2")) });
+    foreign.load("p", 1, Ok(version("2")));
+    assert_eq!(foreign.serving(&facts), code("p", "2"));
+}
+
+#[test]
+fn a_standby_follows_what_the_leader_has_kept() {
+    let (mut book, facts) = (Book::default(), facts());
+    book.load("p", 1, Ok(version("1")));
+    versions(&mut book, &facts);
+    book.load("p", 2, Ok(version("2")));
+    assert!(versions(&mut book, &facts).candidate.is_some());
+    book.keep(kept("2", None));
+    assert!(versions(&mut book, &facts).candidate.is_none());
+    book.load("p", 3, Ok(version("3")));
+    versions(&mut book, &facts);
+    book.keep(kept("2", Some("3")));
+    assert_eq!((book.serving(&facts), book.reason("p", &facts)), (code("p", "2"), Some(reason::ROLLED_BACK)));
+}
+
+proptest! {
+    #[test]
+    fn once_a_plugin_serves_no_delivery_or_failure_stops_it(steps in prop::collection::vec((0..3_u8, any::<bool>()), 1..40)) {
+        let mut book = Book::default();
+        book.load("p", 1, Ok(version("1")));
+        prop_assert!(book.serving(&facts()).is_some());
+        let mut jobs = vec![];
+        let mut denied = facts();
+        let missing = Needs::of(&Claim::full()).permissions().next().expect("list");
+        denied.access.insert(Needs::of(&Claim::full()), Access::Denied(missing));
+        for (at, (step, good)) in steps.into_iter().enumerate() {
+            let at = u32::try_from(at).expect("few");
+            match step {
+                0 => jobs.extend(book.deliver(delivery("p", at + 2))),
+                1 => if let Some(job) = jobs.pop() {
+                    book.finish("p", job.number, if good { Ok(version(&at.to_string())) } else { refused("bad") });
+                },
+                _ => jobs.reverse(),
+            }
+            let granted = facts();
+            let serving = book.serving(if good { &denied } else { &granted });
+            prop_assert!(serving.is_some());
+        }
+    }
+
+    #[test]
+    fn the_kind_always_belongs_to_the_oldest_that_is_loaded(steps in prop::collection::vec((0..4_u8, any::<bool>()), 1..40)) {
+        let mut book = Book::default();
+        let mut loaded = BTreeSet::new();
+        for (at, (plugin, there)) in steps.into_iter().enumerate() {
+            let name = format!("p{plugin}");
+            if there {
+                book.load(&name, u32::try_from(at).expect("few") + 1, Ok(version(&name)));
+                loaded.insert(name);
+            } else {
+                book.withdraw(MAP, &name);
+                loaded.remove(&name);
+            }
+            prop_assert_eq!(book.serving(&facts()).map(|(name, _)| name), loaded.first().cloned());
+        }
+    }
+}

@@ -98,7 +98,7 @@ impl Keeper {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
         let kept_name = kept_name(name);
         if let Some((uid, version)) = &keep.kept {
-            if *version == keep.version {
+            if version.as_ref() == Some(&keep.version) {
                 let annotations = json!({ ROLLED_BACK: keep.rolled_back.as_ref().map(text) });
                 let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
                 return api.patch_metadata(&kept_name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
@@ -118,8 +118,8 @@ fn text(value: &impl serde::Serialize) -> String {
 }
 
 fn config_map(name: &str, keep: &Keep) -> ConfigMap {
-    let Keep { version, delivery, rolled_back, .. } = keep;
-    let owner = |uid: &String| OwnerReference {
+    let Keep { version, delivery, owner, rolled_back, .. } = keep;
+    let reference = |uid: &String| OwnerReference {
         api_version: "v1".into(),
         kind: "ConfigMap".into(),
         name: name.to_owned(),
@@ -139,7 +139,7 @@ fn config_map(name: &str, keep: &Keep) -> ConfigMap {
             name: Some(kept_name(name)),
             labels: Some([(LABEL.to_owned(), STABLE.to_owned())].into()),
             annotations: Some([(VERSION.to_owned(), text(version))].into_iter().chain(rolled_back).collect()),
-            owner_references: Some(delivery.uid.iter().map(owner).collect()),
+            owner_references: Some(owner.iter().map(reference).collect()),
             ..ObjectMeta::default()
         },
         data: Some(data),

@@ -87,6 +87,30 @@ async fn a_version_that_traps_where_the_former_did_not_is_rolled_back_and_stays_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_leader_knows_what_was_rolled_back_and_does_not_try_it_again() {
+    let cluster = Cluster::shared().await;
+    let named = |name: &str| Flags { identity: Some(name.to_owned()), ..Flags::default() };
+    let version = cluster.push("probe", &settling(), "settings: {do: ok, v: 1}\n").await;
+    let mut first = Host::start(&cluster, "first", &named("first")).await;
+    cluster.until_serving("probe", &version).await;
+    let second = Host::start(&cluster, "second", &named("second")).await;
+    let bad = cluster.push("probe", &settling(), "settings: {do: trap, v: 2}\n").await;
+    cluster.until_plugin("probe", &bad, |plugin| ready_reason(plugin) == "OnTrial").await;
+    assert_eq!(run(&cluster, "during").await["v"], 1);
+    kept(&cluster, |map| map["metadata"]["annotations"]["berth.acme.io/rolled-back"].is_string()).await;
+    eventually(SOON, async || match second.metric("berth_plugins_refused", &[]).await {
+        Some(1.0) => Ok(()),
+        refused => Err(format!("the standby has refused {refused:?}")),
+    })
+    .await;
+    first.terminate().await;
+    second.until_leading().await;
+    assert_eq!(run(&cluster, "after").await["v"], 1);
+    let failures = second.metric("berth_reconcile_total", &[("kind", KIND), ("result", "failure")]).await;
+    assert_eq!((failures, second.log().contains("the version on trial failed")), (Some(0.0), false));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_good_runs_make_a_version_the_stable_one_and_that_is_kept() {
     let cluster = Cluster::shared().await;
     let _host = serving(&cluster, &settling(), "settings: {do: ok, v: 1}\n").await;

@@ -165,12 +165,12 @@ impl Book {
 
     /// Takes in what is kept of a plugin now.
     pub fn keep(&mut self, kept: Kept) {
-        if let Some(plugin) = self.plugins.get_mut(&kept.name) {
-            let was_told = self.kept.get(&kept.name).is_some_and(|before| before.rolled_back.is_some());
-            // Taken away by hand: it may try again. What this process has found out itself is not kept yet.
-            if kept.rolled_back.is_some() || was_told {
-                plugin.rolled_back = kept.rolled_back.clone();
-            }
+        let before = self.kept.get(&kept.name).map(|before| &before.rolled_back);
+        // Only a change says something: by the leader, or by hand to have the version tried again.
+        if let (Some(plugin), Some(before)) = (self.plugins.get_mut(&kept.name), before)
+            && kept.rolled_back != *before
+        {
+            plugin.rolled_back = kept.rolled_back.clone();
         }
         self.kept.insert(kept.name.clone(), kept);
     }
@@ -221,8 +221,11 @@ impl Book {
         // A restart must not give a kind to a younger plugin because the older one takes longer to load.
         let mut older_unknown = facts.start == Start::Listing;
         for (name, plugin) in by_age {
-            let kept = self.kept.get(name).filter(|kept| kept.owner == plugin.delivery().uid);
-            let standing = plugin.settle(name, kept, facts, older_unknown, &mut verdict);
+            let standing = plugin.settle(name, self.kept.get(name), facts, older_unknown, &mut verdict);
+            // Its content is not needed again: what is good stays.
+            if let Some(kept) = self.kept.get_mut(name).filter(|_| plugin.has_good()) {
+                kept.files = Vec::new();
+            }
             older_unknown |= facts.start == Start::Loading && plugin.is_unknown();
             verdict.plugins.insert(name.clone(), standing);
         }

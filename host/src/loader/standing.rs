@@ -46,12 +46,14 @@ impl Standing {
 pub struct Keep {
     /// The stable version.
     pub version: Version,
-    /// Its files, and whose they are.
+    /// Its files.
     pub delivery: Arc<Delivery>,
+    /// Uid of the plugin's own ConfigMap.
+    pub owner: Option<String>,
     /// The version that is not to be tried again.
     pub rolled_back: Option<RolledBack>,
-    /// What is kept now: uid of the ConfigMap and which version is in it.
-    pub kept: Option<(String, Version)>,
+    /// What is kept now: uid of the ConfigMap, and which version is in it if it is this very plugin's.
+    pub kept: Option<(String, Option<Version>)>,
     /// Whether that is what is to be kept.
     pub is_kept: bool,
 }
@@ -59,8 +61,8 @@ pub struct Keep {
 /// Without the content, which the version stands for.
 impl PartialEq for Keep {
     fn eq(&self, other: &Self) -> bool {
-        let Self { version, delivery: _, rolled_back, kept, is_kept } = self;
-        (version, rolled_back, kept, is_kept) == (&other.version, &other.rolled_back, &other.kept, &other.is_kept)
+        let Self { version, delivery: _, owner, rolled_back, kept, is_kept } = self;
+        (version, owner, rolled_back, kept, is_kept) == (&other.version, &other.owner, &other.rolled_back, &other.kept, &other.is_kept)
     }
 }
 

@@ -79,6 +79,11 @@ impl Plugin {
         self.deliveries.values().next().expect("a plugin without deliveries is removed")
     }
 
+    /// Whether it has a stable version.
+    pub(super) fn has_good(&self) -> bool {
+        self.good.is_some()
+    }
+
     /// Whether nothing is known of it yet, not even which kind it claims.
     pub(super) fn is_unknown(&self) -> bool {
         self.good.is_none() && matches!(self.delivered, Delivered::Loading)
@@ -92,17 +97,18 @@ impl Plugin {
         older_unknown: bool,
         verdict: &mut Verdict,
     ) -> Standing {
+        let own = kept.filter(|kept| kept.owner == self.delivery().uid);
         if self.rolled_back.is_none() && self.good.is_none() {
-            self.rolled_back = kept.and_then(|kept| kept.rolled_back.clone());
+            self.rolled_back = own.and_then(|kept| kept.rolled_back.clone());
         }
         let (passed, refused) = if older_unknown && self.good.is_none() { (None, None) } else { self.judge_delivered(facts, verdict) };
-        if self.needs_kept(kept, passed.as_ref(), refused.as_ref()) {
+        if self.needs_kept(own, passed.as_ref(), refused.as_ref()) {
             if self.restored == Restored::Unasked {
                 verdict.restore.push(name.to_owned());
             }
             return self.stand(None, None, kept);
         }
-        let proven = |loaded: &Loaded| kept.is_some_and(|kept| kept.version == loaded.version);
+        let proven = |loaded: &Loaded| own.is_some_and(|kept| kept.version == loaded.version);
         let versions = match (passed, self.good.clone()) {
             (Some((loaded, crd_uid)), Some(good)) if can_be_tried(&good, &loaded) && !proven(&loaded) => {
                 let stable = serving(name, &good, &crd_uid);
@@ -249,9 +255,11 @@ impl Plugin {
     fn to_keep(&self, kept: Option<&Kept>) -> Option<Keep> {
         let good = self.good.as_ref().filter(|good| good.delivery.place == Place::ConfigMap)?;
         let rolled_back = self.rolled_back.clone();
-        let is_kept = kept.is_some_and(|kept| kept.version == good.version && kept.rolled_back == rolled_back);
-        let kept = kept.map(|kept| (kept.uid.clone(), kept.version.clone()));
-        Some(Keep { version: good.version.clone(), delivery: good.delivery.clone(), rolled_back, kept, is_kept })
+        let owner = self.delivery().uid.clone();
+        let is_kept = kept.is_some_and(|kept| (&kept.owner, &kept.version, &kept.rolled_back) == (&owner, &good.version, &rolled_back));
+        let is_own = |kept: &Kept| kept.owner == owner;
+        let kept = kept.map(|kept| (kept.uid.clone(), is_own(kept).then(|| kept.version.clone())));
+        Some(Keep { version: good.version.clone(), delivery: good.delivery.clone(), owner, rolled_back, kept, is_kept })
     }
 
     fn delivered_serves(&self, serving: &Serving) -> bool {

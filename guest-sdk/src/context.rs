@@ -96,23 +96,77 @@ impl Context {
         self.world.now()
     }
 
-    /// An object of a kind that the claim reads; none where there is no such object.
+    /// An object of a kind that the claim reads; none where there is no such object, or where the claim's selector does not mean it.
+    ///
+    /// It comes from the host's cache. When it changes, or comes to be, the host runs the handler again for the object of this run,
+    /// unless that one is settled: a handler that follows other objects does not call that phase settled. What cannot be read now
+    /// (the claim or the plugin's ServiceAccount does not allow it, or the host has not listed it yet) is tried again.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    /// use berth_sdk::{Kind, Readable, prelude::*};
+    ///
+    /// #[data]
+    /// struct ConfigMap { data: Option<BTreeMap<String, String>> }
+    ///
+    /// impl Readable for ConfigMap {
+    ///     const KIND: Kind = Kind { group: "", version: "v1", kind: "ConfigMap", plural: "configmaps", namespaced: true };
+    ///     fn read(text: &str) -> Result<Self, String> { berth_sdk::from_json(text) }
+    /// }
+    ///
+    /// #[resource(group = "demo.acme.io", version = "v1", kind = "Banner", namespaced, status = BannerStatus)]
+    /// struct BannerSpec { texts: String }
+    ///
+    /// #[data]
+    /// struct BannerStatus { text: Option<String> }
+    ///
+    /// struct Handler;
+    ///
+    /// #[reconciler(read(ConfigMap))]
+    /// impl Reconciler for Handler {
+    ///     type Object = Banner;
+    ///
+    ///     fn reconcile(banner: &Banner, ctx: &Context) -> Result<Action, Error> {
+    ///         let texts: Option<ConfigMap> = ctx.get(banner.namespace(), &banner.spec.texts)?;
+    ///         let text = texts.and_then(|texts| texts.data?.remove("banner"));
+    ///         Ok(Action::await_change().status(BannerStatus { text }))
+    ///     }
+    /// }
+    ///
+    /// let banner = testing::json!({ "metadata": { "namespace": "shop" }, "spec": { "texts": "en" } });
+    /// let texts = testing::json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "namespace": "shop", "name": "en" },
+    ///     "data": { "banner": "Welcome" } });
+    /// let outcome = testing::reconcile::<Handler>(&banner, &testing::Script::new().object(texts).context());
+    /// assert_eq!(outcome.status.as_deref(), Some(r#"{"text":"Welcome"}"#));
+    /// ```
     pub fn get<T: Readable>(&self, namespace: Option<&str>, name: &str) -> Result<Option<T>, Error> {
-        let text = self.world.get(&T::KIND, namespace, name).or_retry(reading(&T::KIND))?;
+        let text = self.get_json(&T::KIND, namespace, name).or_retry(reading(&T::KIND))?;
         text.map(|text| T::read(&text).or_retry(format_args!("{} {name}", reading(&T::KIND)))).transpose()
     }
 
-    /// The objects of a kind that the claim reads, in the order of namespace and name.
+    /// The objects of a kind that the claim reads, in the order of namespace and name: of one namespace, or with none of all, which
+    /// needs `all_namespaces` in the claim. The selector is as in `kubectl -l`, and empty for all.
+    ///
+    /// Any object that enters the list, changes in it or leaves it has the handler run again, as with [`get`](Self::get).
     pub fn list<T: Readable>(&self, namespace: Option<&str>, label_selector: &str) -> Result<Vec<T>, Error> {
-        let (mut objects, mut next) = (Vec::new(), None);
+        let texts = self.list_json(&T::KIND, namespace, label_selector).or_retry(reading(&T::KIND))?;
+        texts.iter().map(|text| T::read(text).or_retry(reading(&T::KIND))).collect()
+    }
+
+    /// [`get`](Self::get) without a type of the author's: the object as JSON, or why it cannot be read.
+    pub fn get_json(&self, kind: &Kind, namespace: Option<&str>, name: &str) -> Result<Option<String>, ReadError> {
+        self.world.get(kind, namespace, name)
+    }
+
+    /// [`list`](Self::list) without a type of the author's: each object as JSON, or why they cannot be read.
+    pub fn list_json(&self, kind: &Kind, namespace: Option<&str>, label_selector: &str) -> Result<Vec<String>, ReadError> {
+        let (mut all, mut next) = (Vec::new(), None);
         loop {
-            let (texts, more) = self.world.list(&T::KIND, namespace, label_selector, next).or_retry(reading(&T::KIND))?;
-            for text in texts {
-                objects.push(T::read(&text).or_retry(reading(&T::KIND))?);
-            }
+            let (texts, more) = self.world.list(kind, namespace, label_selector, next)?;
+            all.extend(texts);
             match more {
                 Some(more) => next = Some(more),
-                None => return Ok(objects),
+                None => return Ok(all),
             }
         }
     }
@@ -147,6 +201,7 @@ fn reading(kind: &Kind) -> String {
 mod tests {
     use serde_json::json;
 
+    use super::ReadError;
     use crate::prelude::*;
 
     #[resource(group = "g.example", version = "v1", kind = "Thing", namespaced)]
@@ -171,6 +226,54 @@ mod tests {
         assert_eq!(sizes(&ctx.list(None, "").expect("allowed")), [1, 2, 3]);
         assert_eq!(sizes(&ctx.list(Some("b"), "").expect("allowed")), [2, 3]);
         assert_eq!(sizes(&ctx.list(None, "app=x").expect("allowed")), [1, 2]);
+    }
+
+    #[test]
+    fn an_object_can_be_read_as_json_with_the_cause_where_it_cannot() {
+        let kind = <Thing as Resource>::KIND;
+        let ctx = testing::Script::new().object(thing("a", "x", 1)).context();
+        assert!(ctx.get_json(&kind, Some("a"), "x").expect("allowed").is_some_and(|text| text.contains(r#""size":1"#)));
+        assert_eq!(ctx.list_json(&kind, None, "none").expect("allowed"), Vec::<String>::new());
+        let ctx = testing::Script::new().object(thing("a", "x", 1)).unreadable(ReadError::NotSynced).context();
+        assert_eq!(ctx.get_json(&kind, Some("a"), "x"), Err(ReadError::NotSynced));
+        let error = ctx.list::<Thing>(None, "").expect_err("not synced");
+        assert_eq!((error.verdict(), error.cause()), (Verdict::Retry, "reading things: the host has not listed the kind yet"));
+    }
+
+    struct Handler;
+
+    #[reconciler(read(Thing, selector = "app in (x, y),!hidden"))]
+    impl Reconciler for Handler {
+        type Object = Thing;
+
+        fn reconcile(thing: &Thing, ctx: &Context) -> Result<Action, Error> {
+            let found = match thing.name() {
+                "all" => ctx.list::<Thing>(None, "")?.len(),
+                name => usize::from(ctx.get::<Thing>(Some(name), "x")?.is_some()) + ctx.list::<Thing>(Some(name), "")?.len(),
+            };
+            Ok(Action::look_again(std::time::Duration::from_secs(found as u64)))
+        }
+    }
+
+    #[reconciler()]
+    impl Reconciler for ThingSpec {
+        type Object = Thing;
+
+        fn reconcile(_: &Thing, ctx: &Context) -> Result<Action, Error> {
+            ctx.list::<Thing>(Some("a"), "").map(|_| Action::await_change())
+        }
+    }
+
+    #[test]
+    fn a_run_reads_what_its_claim_covers_and_no_more() {
+        let ctx = || testing::Script::new().object(thing("a", "x", 1)).object(thing("a", "z", 1)).object(thing("b", "x", 1)).context();
+        let run = |name: &str| testing::reconcile::<Handler>(&thing("a", name, 1), &ctx()).next;
+        assert_eq!(run("a"), testing::Next::After(std::time::Duration::from_secs(2)));
+        let forbidden =
+            |next: testing::Next, words: &str| assert!(matches!(&next, testing::Next::Retry(why) if why.contains(words)), "{next:?}");
+        forbidden(run("b"), "`read(Thing, all_namespaces)`");
+        forbidden(run("all"), "`read(Thing, all_namespaces)`");
+        forbidden(testing::reconcile::<ThingSpec>(&thing("a", "a", 1), &ctx()).next, "add `read(Thing)`");
     }
 
     #[test]

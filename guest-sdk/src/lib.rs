@@ -100,6 +100,7 @@ pub mod testing {
     pub use serde_json::{Value, from_slice, from_str, json};
 
     pub use crate::{
+        context::ReadError,
         http::{Fault, Outgoing, Response},
         memory::{Line, Script, finalize, reconcile},
         run::{Next, Outcome},

@@ -8,6 +8,7 @@ use std::{
 use serde_json::Value;
 
 use crate::{
+    claim::{Describe, Read},
     context::{Context, Level, ReadError},
     http::{Fault, Outgoing, Response},
     resource::Kind,
@@ -35,6 +36,7 @@ pub struct Script {
     last_failure: Option<String>,
     now: Option<Timestamp>,
     objects: Vec<Value>,
+    unreadable: Option<ReadError>,
     responder: Responder,
 }
 
@@ -54,6 +56,7 @@ impl Script {
             last_failure: None,
             now: None,
             objects: Vec::new(),
+            unreadable: None,
             responder: Box::new(|_| Err(Fault::Io("connection refused".to_owned()))),
         }
     }
@@ -91,6 +94,12 @@ impl Script {
         self
     }
 
+    /// Answers every read with this error.
+    pub fn unreadable(mut self, error: ReadError) -> Self {
+        self.unreadable = Some(error);
+        self
+    }
+
     /// Answers the handler's requests.
     pub fn respond(mut self, responder: impl FnMut(&Outgoing) -> Result<Response, Fault> + 'static) -> Self {
         self.responder = Box::new(responder);
@@ -99,25 +108,36 @@ impl Script {
 
     /// The context.
     pub fn context(self) -> Context {
-        let Self { settings, idempotency_key, attempt, last_failure, now, objects, responder } = self;
+        let Self { settings, idempotency_key, attempt, last_failure, now, objects, unreadable, responder } = self;
         Context {
             settings: serde_json::to_string(&settings).expect("JSON values are JSON"),
             idempotency_key,
             attempt,
             last_failure,
             keyed_requests: Cell::new(0),
-            world: World { now, objects, responder: responder.into(), sent: RefCell::default(), lines: RefCell::default() },
+            world: World {
+                now,
+                objects,
+                unreadable,
+                claimed: RefCell::default(),
+                responder: responder.into(),
+                sent: RefCell::default(),
+                lines: RefCell::default(),
+            },
         }
     }
 }
 
-/// A run on the JSON of an object, from reading it to the status laid over the given one.
-pub fn reconcile<R: Reconciler>(object: &Value, ctx: &Context) -> Outcome {
+/// A run on the JSON of an object, from reading it to the status laid over the given one. As in the host, it reads what its claim
+/// covers.
+pub fn reconcile<R: Reconciler + Describe>(object: &Value, ctx: &Context) -> Outcome {
+    ctx.world.claimed.replace(Some(Claimed::new::<R>(object)));
     run::<R>(&object.to_string(), false, ctx)
 }
 
 /// A finalize run on the JSON of an object.
-pub fn finalize<R: Reconciler>(object: &Value, ctx: &Context) -> Outcome {
+pub fn finalize<R: Reconciler + Describe>(object: &Value, ctx: &Context) -> Outcome {
+    ctx.world.claimed.replace(Some(Claimed::new::<R>(object)));
     run::<R>(&object.to_string(), true, ctx)
 }
 
@@ -168,9 +188,41 @@ impl Response {
 pub(crate) struct World {
     now: Option<Timestamp>,
     objects: Vec<Value>,
+    unreadable: Option<ReadError>,
+    /// None where no run of a handler has begun: then everything can be read.
+    claimed: RefCell<Option<Claimed>>,
     responder: RefCell<Responder>,
     sent: RefCell<Vec<Outgoing>>,
     lines: RefCell<Vec<Line>>,
+}
+
+/// What a run may read.
+#[derive(Clone)]
+struct Claimed {
+    reads: &'static [Read],
+    home: Option<String>,
+}
+
+impl Claimed {
+    fn new<R: Describe>(object: &Value) -> Self {
+        Self { reads: R::CLAIM.reads, home: object["metadata"]["namespace"].as_str().map(str::to_owned) }
+    }
+
+    /// The selector of the read that covers it.
+    fn covers(&self, kind: &Kind, namespace: Option<&str>) -> Result<&'static str, ReadError> {
+        let name = kind.kind;
+        let Some(read) = self.reads.iter().find(|read| read.kind == *kind) else {
+            let sentence = format!("the handler does not claim to read {name}: add `read({name})` to #[reconciler]");
+            return Err(ReadError::Forbidden(sentence));
+        };
+        if kind.namespaced && !read.all_namespaces && (namespace.is_none() || namespace != self.home.as_deref()) {
+            let sentence = format!(
+                "the handler claims to read {name} in the namespace of its object alone: claim `read({name}, all_namespaces)` in #[reconciler]"
+            );
+            return Err(ReadError::Forbidden(sentence));
+        }
+        Ok(read.label_selector)
+    }
 }
 
 impl World {
@@ -189,7 +241,8 @@ impl World {
     }
 
     pub fn get(&self, kind: &Kind, namespace: Option<&str>, name: &str) -> Result<Option<String>, ReadError> {
-        Ok(self.of(kind, namespace).find(|object| object["metadata"]["name"] == name).map(Value::to_string))
+        let found = self.readable(kind, namespace, "")?;
+        Ok(found.into_iter().find(|object| object["metadata"]["name"] == name).map(Value::to_string))
     }
 
     pub fn list(
@@ -199,15 +252,26 @@ impl World {
         labels: &str,
         _: Option<String>,
     ) -> Result<(Vec<String>, Option<String>), ReadError> {
-        let mut wanted = Vec::new();
-        for term in labels.split(',').filter(|term| !term.is_empty()) {
-            let pair = term.split_once('=').filter(|(key, _)| !key.ends_with('!'));
-            wanted.push(pair.ok_or_else(|| ReadError::Other(format!("the in-memory context knows only `key=value`, not `{term}`")))?);
-        }
-        let fits = |object: &&Value| wanted.iter().all(|(key, value)| object["metadata"]["labels"][key] == *value);
-        let mut found: Vec<&Value> = self.of(kind, namespace).filter(fits).collect();
+        let mut found = self.readable(kind, namespace, labels)?;
         found.sort_by_key(|object| ["namespace", "name"].map(|field| object["metadata"][field].as_str().unwrap_or_default()));
         Ok((found.into_iter().map(Value::to_string).collect(), None))
+    }
+
+    /// The objects that a selector and the claim's own mean.
+    fn readable(&self, kind: &Kind, namespace: Option<&str>, labels: &str) -> Result<Vec<&Value>, ReadError> {
+        if let Some(error) = &self.unreadable {
+            return Err(error.clone());
+        }
+        let claimed = self.claimed.borrow().as_ref().map(|claimed| claimed.covers(kind, namespace)).transpose()?;
+        selects(labels, &Value::Null)?;
+        let mut found = Vec::new();
+        for object in self.of(kind, namespace) {
+            let has = &object["metadata"]["labels"];
+            if selects(labels, has)? && selects(claimed.unwrap_or_default(), has)? {
+                found.push(object);
+            }
+        }
+        Ok(found)
     }
 
     fn of(&self, kind: &Kind, namespace: Option<&str>) -> impl Iterator<Item = &Value> {
@@ -218,5 +282,66 @@ impl World {
                 && object["kind"] == kind
                 && namespace.as_deref().is_none_or(|namespace| object["metadata"]["namespace"] == namespace)
         })
+    }
+}
+
+/// Whether a selector as in `kubectl -l` means an object with these labels.
+fn selects(selector: &str, labels: &Value) -> Result<bool, ReadError> {
+    let mut depth = 0_u32;
+    let terms = selector.split(|c| {
+        depth = match c {
+            '(' => depth + 1,
+            ')' => depth.saturating_sub(1),
+            _ => depth,
+        };
+        c == ',' && depth == 0
+    });
+    let mut all = true;
+    for term in terms.map(str::trim).filter(|term| !term.is_empty()) {
+        let is = |key: &str, value: &str| labels[key.trim()] == value.trim();
+        let is_one_of = |key: &str, set: &str| set.trim().trim_matches(['(', ')']).split(',').any(|value| is(key, value));
+        let word = |text: &str| !text.is_empty() && !text.contains([' ', '=', '(', '!', '<', '>']);
+        all &= match () {
+            () if word(term) => !labels[term].is_null(),
+            () if term.strip_prefix('!').is_some_and(|key| word(key.trim())) => labels[term[1..].trim()].is_null(),
+            () => match (term.split_once("!="), term.split_once(['=']), term.split_once(" notin "), term.split_once(" in ")) {
+                (Some((key, value)), ..) => !is(key, value),
+                (None, Some((key, value)), ..) => is(key, value.trim_start_matches('=')),
+                (None, None, Some((key, set)), _) => !is_one_of(key, set),
+                (None, None, None, Some((key, set))) => is_one_of(key, set),
+                _ => return Err(ReadError::Other(format!("the label selector `{selector}` is not valid at `{term}`"))),
+            },
+        };
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::selects;
+
+    #[test]
+    fn selectors_mean_what_kubectl_means() {
+        let labels = json!({ "app": "web", "tier": "" });
+        for (selector, expected) in [
+            ("", true),
+            ("app", true),
+            ("!app", false),
+            ("! none", true),
+            ("app=web", true),
+            ("app == web", true),
+            ("app!=web", false),
+            ("none!=web", true),
+            ("tier=", true),
+            ("app in (db, web),!none", true),
+            ("app notin (db,web)", false),
+            ("none notin (db)", true),
+            ("app=web,tier=x", false),
+        ] {
+            assert_eq!(selects(selector, &labels), Ok(expected), "{selector:?}");
+        }
+        assert!(selects("app > 1", &labels).is_err() && selects("app web", &labels).is_err());
     }
 }

@@ -47,7 +47,7 @@ pub fn data(args: TokenStream, item: TokenStream) -> TokenStream {
 /// | `dead_letter(after = 5, phase = "Failed", retries = "status.retries", message = "status.message")` | lets the host account for failures; without `after` only a `give_up` ends the runs; the others are as shown where not given |
 /// | `priority = "spec.priority"` | higher runs first |
 /// | `hosts("https://mail.example.com", "$settings.gateway")` | where it sends HTTP requests |
-/// | `read(ConfigMap, all_namespaces, selector = "app=x")` | what it reads; may be repeated |
+/// | `read(ConfigMap, all_namespaces, selector = "app=x")` | what it reads, by a type that is `Readable`: in the object's own namespace, or in all; may be repeated, once a kind |
 /// | `owns(Job)` | kinds of its children; may be repeated |
 /// | `finalizer` | wants `finalize` runs |
 /// | `label_prefixes("acme.io/")` | labels that it sets |

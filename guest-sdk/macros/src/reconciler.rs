@@ -209,6 +209,13 @@ pub fn expand(args: TokenStream, item: TokenStream) -> syn::Result<TokenStream> 
         },
     );
     let priority = maybe(priority);
+    let reaches = reads.iter().filter(|read| !read.all_namespaces).map(|Read { kind, .. }| {
+        let sentence = "a kind without namespaces is read with `all_namespaces`";
+        quote!(
+            const _: () = assert!(<#kind as ::berth_sdk::Readable>::KIND.namespaced, #sentence);
+        )
+    });
+    let reaches = quote!(#(#reaches)*);
     let reads = reads.into_iter().map(|Read { kind, all_namespaces, selector }| {
         let selector = or(selector, "");
         quote!(::berth_sdk::claim::Read { kind: <#kind as ::berth_sdk::Readable>::KIND, all_namespaces: #all_namespaces, label_selector: #selector })
@@ -216,6 +223,8 @@ pub fn expand(args: TokenStream, item: TokenStream) -> syn::Result<TokenStream> 
 
     Ok(quote! {
         #item
+
+        #reaches
 
         impl ::berth_sdk::claim::Describe for #handler {
             const CLAIM: ::berth_sdk::claim::Claim = ::berth_sdk::claim::Claim {

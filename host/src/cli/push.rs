@@ -1,6 +1,6 @@
 //! `berth push`: a component into a ConfigMap, with what it needs beside it, and the verdict of the host.
 
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use self::{
 };
 use super::{cluster::ClusterArgs, span::Span};
 use crate::{
+    claim::Claim,
     client,
     install::{Manifests, Mode},
     loader::access::Needs,
@@ -130,19 +131,23 @@ impl Args {
             Err(refusal) => return Ok(refused(&name, &refusal)),
         };
         let definitions = self.definitions()?;
-        let needs = match self.describe(&bundle).await? {
-            Ok(needs) => needs.map_or_else(|| needs_of(&definitions), |needs| vec![needs]),
+        let (needs, reads) = match self.describe(&bundle).await? {
+            Ok(Some(claim)) => (vec![Needs::of(&claim)], claim.reads.clone()),
+            Ok(None) => (needs_of(&definitions), Vec::new()),
             Err(refusal) => return Ok(refused(&name, &refusal)),
         };
         let mut manifests = definitions;
         if !self.no_rbac {
-            manifests.extend(Manifests::of("the plugin's permissions", bundle.permissions(&needs, &self.service_account))?);
+            manifests.extend(Manifests::of("the plugin's permissions", bundle.permissions(&needs, &reads, &self.service_account))?);
         }
         let Some(client) = client else {
             manifests.extend(Manifests::of("the plugin", [bundle.config_map()])?);
             print(&manifests)?;
             return Ok(ExitCode::SUCCESS);
         };
+        for read in reads.iter().filter(|_| !self.no_rbac) {
+            println!("{name} reads {}: the host's account may list and watch them in the whole cluster", read.kind.resource());
+        }
         self.apply(&client, &bundle, manifests, &there).await?;
         if self.no_wait {
             return Ok(ExitCode::SUCCESS);
@@ -210,14 +215,14 @@ impl Args {
         Ok(manifests)
     }
 
-    /// What the host needs for the component's kind, by its own claim. None where it cannot be compiled here for a reason of this
+    /// The component's own claim, which says what the host needs. None where it cannot be compiled here for a reason of this
     /// machine's: then the definitions have to do.
-    async fn describe(&self, bundle: &Bundle) -> anyhow::Result<Result<Option<Needs>, Refusal>> {
+    async fn describe(&self, bundle: &Bundle) -> anyhow::Result<Result<Option<Arc<Claim>>, Refusal>> {
         let cache = tempfile::tempdir().context("making a directory for the compiled component")?;
         let compiler = std::env::current_exe().context("finding the berth binary, which compiles plugins")?;
         let runtime = Runtime::new(RuntimeConfig::new(compiler, cache.path().join("compiled")))?;
         let described = match runtime.prepare(bundle.package()).await {
-            Ok(prepared) => prepared.handler(bundle.package()).map(|_| Some(Needs::of(&prepared.claim))),
+            Ok(prepared) => prepared.handler(bundle.package()).map(|_| Some(prepared.claim.clone())),
             Err(refusal) => Err(refusal),
         };
         match described {

@@ -12,6 +12,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 
 use crate::{
+    claim::Read,
     install::FIELD_MANAGER,
     loader::access::Needs,
     package::{self, AllowedHost, CONFIG_FILE, Digest, Package, Refusal, reason},
@@ -85,10 +86,13 @@ impl Bundle {
         })
     }
 
-    /// A ClusterRole with the needs, and its binding to the host's account.
-    pub fn permissions(&self, needs: &[Needs], service_account: &str) -> [Value; 2] {
+    /// A ClusterRole with the needs and with what the host watches for the plugin to read, and its binding to the host's account.
+    pub fn permissions(&self, needs: &[Needs], reads: &[Read], service_account: &str) -> [Value; 2] {
         let name = format!("berth-plugin-{}", self.name());
-        let rules: Vec<Value> = needs.iter().flat_map(|needs| needs.rules().as_array().cloned().unwrap_or_default()).collect();
+        let mut rules: Vec<Value> = needs.iter().flat_map(|needs| needs.rules().as_array().cloned().unwrap_or_default()).collect();
+        rules.extend(
+            reads.iter().map(|read| json!({ "apiGroups": [read.kind.group], "resources": [read.kind.plural], "verbs": ["list", "watch"] })),
+        );
         let role = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": name }, "rules": rules,
         });
@@ -174,7 +178,7 @@ impl Edits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::package::Config;
+    use crate::{object::Kind, package::Config};
 
     fn edited(text: &str, settings: &[(&str, &str)], hosts: &[&str]) -> anyhow::Result<Config> {
         let edits = Edits {
@@ -236,7 +240,11 @@ mod tests {
     #[test]
     fn the_role_is_bound_to_the_hosts_account() {
         let bundle = Bundle::new("p", "ns", ("x.wasm".into(), Bytes::new()), None).expect("bundles");
-        let [role, binding] = bundle.permissions(&[Needs::new("g".into(), "ks".into())], "berth");
+        let secrets =
+            Kind { group: String::new(), version: "v1".into(), kind: "Secret".into(), plural: "secrets".into(), namespaced: true };
+        let reads = [Read { kind: secrets, all_namespaces: false, label_selector: "a=b".into() }];
+        let [role, binding] = bundle.permissions(&[Needs::new("g".into(), "ks".into())], &reads, "berth");
+        assert_eq!(role["rules"][2], json!({ "apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"] }));
         assert_eq!((&role["metadata"]["name"], &role["rules"][1]["resources"][0]), (&json!("berth-plugin-p"), &json!("ks/status")));
         assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
         assert_eq!(binding["subjects"], json!([{ "kind": "ServiceAccount", "name": "berth", "namespace": "ns" }]));

@@ -63,6 +63,12 @@ async fn readyz(State(admin): State<Admin>) -> impl IntoResponse {
             Some(sentence) => writeln!(text, "[!] watch of {kind}: {sentence}"),
         };
     }
+    for (kind, collection) in admin.controller.kinds().all_read() {
+        let _ = match collection.health().trouble() {
+            None => writeln!(text, "[+] watch of {kind}, to be read, ok"),
+            Some(sentence) => writeln!(text, "[!] watch of {kind}, to be read: {sentence}"),
+        };
+    }
     (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
 }
 
@@ -71,5 +77,6 @@ async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
         let age = watched.health().last_contact.map(|at| at.elapsed());
         admin.metrics.informer(&kind, watched.len(), age);
     }
+    admin.metrics.read_only(admin.controller.kinds().all_read().into_iter().map(|(kind, collection)| (kind, collection.len())));
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], admin.metrics.render())
 }

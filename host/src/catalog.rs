@@ -33,6 +33,8 @@ pub struct Serving {
     pub pace: Pace,
     /// The longest that a run may take.
     pub timeout: Duration,
+    /// Name of the ServiceAccount that it reads as.
+    pub service_account: Option<String>,
     /// Whether no object of the kind is run for now.
     pub paused: bool,
     /// Whether it is to try again what a former version gave up on.
@@ -185,6 +187,7 @@ pub(crate) mod tests {
             claim: Arc::new(Claim::plain()),
             pace: Config::default().pace(),
             timeout: Duration::from_secs(10),
+            service_account: None,
             paused: false,
             redrive: false,
             crd_uid: "u".into(),

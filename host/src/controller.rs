@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
+    authority::Authority,
     catalog::{Catalog, Serving, Versions},
     events::Recorder,
     fence::{Fence, Leadership},
@@ -34,6 +35,7 @@ use crate::{
     metrics::{Metrics, Verdict},
     object::{GroupKind, Key, Object},
     queue::{Cause, Depth, Then, Turn},
+    reader::Cluster,
     report::{Figures, Live},
     status::{WriteError, Writer},
     trial::Trial,
@@ -84,7 +86,8 @@ pub struct Controller {
     metrics: Arc<Metrics>,
     recorder: Recorder,
     writer: Writer,
-    kinds: Kinds,
+    kinds: Arc<Kinds>,
+    cluster: Arc<Cluster>,
     term: RwLock<Option<Arc<Term>>>,
     pruned: Mutex<HashSet<(GroupKind, String)>>,
 }
@@ -145,10 +148,13 @@ impl Controller {
         settings: Settings,
         metrics: Arc<Metrics>,
         recorder: Recorder,
+        authority: Authority,
     ) -> Arc<Self> {
+        let kinds = Arc::new(Kinds::new(settings.scope.clone()));
         Arc::new(Self {
             writer: Writer::new(client.clone(), settings.write_deadline),
-            kinds: Kinds::new(settings.scope.clone()),
+            cluster: Cluster::new(kinds.clone(), authority, metrics.clone()),
+            kinds,
             client,
             catalog,
             leadership,
@@ -186,7 +192,7 @@ impl Controller {
                 ..Figures::default()
             }
         });
-        Live { trouble: watched.health().trouble(), figures }
+        Live { trouble: self.kinds.trouble(kind), figures }
     }
 
     /// Runs until `shutdown`, and then until the last effect is done or the grace period is over.
@@ -313,6 +319,29 @@ impl Controller {
         }
     }
 
+    fn wake_readers_of(&self, term: &Term, kind: &GroupKind, change: &Change) {
+        match change {
+            Change::Applied { old, new, .. } => self.wake_readers(term, kind, old.as_deref(), Some(new)),
+            Change::Deleted(object) => self.wake_readers(term, kind, Some(object), None),
+            Change::Synced => {}
+        }
+    }
+
+    /// Wakes the objects whose last run has read what changed here.
+    fn wake_readers(&self, term: &Term, kind: &GroupKind, before: Option<&Object>, now: Option<&Object>) {
+        self.wake_keys(term, term.reads.affected(kind, before, now));
+    }
+
+    fn wake_keys(&self, term: &Term, readers: Vec<Key>) {
+        for key in readers {
+            let Some(watched) = self.kinds.get(&key.kind) else { continue };
+            match watched.get(&key.object) {
+                Some(object) => term.wake(&key, watched.claim(&object), &object, Cause::Read),
+                None => term.reads.forget(&key),
+            }
+        }
+    }
+
     fn tick(self: &Arc<Self>, term: &Arc<Term>, fence: &Fence, turns: &mut JoinSet<()>) {
         for (kind, depth) in term.queue.depth() {
             self.metrics.depth(&kind, depth.ready, depth.delayed, depth.running);
@@ -382,6 +411,7 @@ impl Controller {
 impl Listener for Controller {
     fn object(&self, kind: &GroupKind, change: Change) {
         let (Some(term), Some(watched)) = (self.current_term(), self.kinds.get(kind)) else { return };
+        self.wake_readers_of(&term, kind, &change);
         match change {
             // The store knows better than the event, which may be late, or of an informer that another one has replaced.
             Change::Applied { new, listed, .. } => {
@@ -395,6 +425,18 @@ impl Listener for Controller {
                 }
             }
             Change::Synced => {}
+        }
+    }
+
+    fn read(&self, kind: &GroupKind, change: Change) {
+        if let Some(term) = self.current_term() {
+            self.wake_readers_of(&term, kind, &change);
+        }
+    }
+
+    fn moved(&self, kind: &GroupKind) {
+        if let Some(term) = self.current_term() {
+            self.wake_keys(&term, term.reads.readers(kind));
         }
     }
 

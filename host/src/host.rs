@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admin::{self, Admin, Checks},
+    authority::{self, Authority},
     client, controller,
     controller::Controller,
     events,
@@ -103,7 +104,8 @@ pub async fn run(
     let (catalog, standings) = (loader.catalog(), loader.standings());
     let (recorder, publishing) = events::recorder(client.clone(), identity);
     let watch_timeout = controller.scope.watch_timeout;
-    let controller = Controller::new(client.clone(), catalog, leadership.clone(), controller, metrics.clone(), recorder.clone());
+    let authority = Authority::new(authority::review(client.clone(), &namespace));
+    let controller = Controller::new(client.clone(), catalog, leadership.clone(), controller, metrics.clone(), recorder.clone(), authority);
 
     let (changes, deliveries) = mpsc::unbounded_channel();
     let plugins = Arc::new(Store::without_text());

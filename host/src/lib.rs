@@ -21,6 +21,7 @@
 //! The layers, from the bottom up, and what each module is for, are in `CONTRIBUTING.md`; a test keeps them.
 
 pub mod admin;
+pub mod authority;
 pub mod backoff;
 pub mod catalog;
 pub mod claim;
@@ -34,6 +35,7 @@ pub mod host;
 pub mod install;
 pub mod keep;
 pub mod kinds;
+pub mod label;
 pub mod lease;
 pub mod loader;
 pub mod log;
@@ -42,6 +44,8 @@ pub mod object;
 pub mod package;
 pub mod plugin;
 pub mod queue;
+pub mod reader;
+pub mod reads;
 pub mod reconcile;
 pub mod report;
 pub mod shutdown;

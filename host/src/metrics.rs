@@ -81,6 +81,42 @@ impl EncodeLabelValue for Verdict {
     }
 }
 
+/// How a read of the cluster was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Answered {
+    /// With what is there, be it nothing.
+    Ok,
+    /// Not claimed or not granted.
+    Forbidden,
+    /// Not listed yet.
+    NotSynced,
+    /// It could not be answered.
+    Error,
+}
+
+impl Answered {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Ok, Self::Forbidden, Self::NotSynced, Self::Error];
+}
+
+impl EncodeLabelValue for Answered {
+    fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), fmt::Error> {
+        match self {
+            Self::Ok => "ok",
+            Self::Forbidden => "forbidden",
+            Self::NotSynced => "not_synced",
+            Self::Error => "error",
+        }
+        .encode(encoder)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReadLabels {
+    kind: String,
+    result: Answered,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
     kind: String,
@@ -118,6 +154,8 @@ pub struct Metrics {
     breakers: Family<KindLabels, Gauge>,
     leader: Gauge<i64, AtomicI64>,
     writes: Family<WriteLabels, Counter>,
+    reads: Family<ReadLabels, Counter>,
+    read_objects: Family<KindLabels, Gauge>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -150,6 +188,8 @@ impl Default for Metrics {
             breakers: Family::default(),
             leader: Gauge::default(),
             writes: Family::default(),
+            reads: Family::default(),
+            read_objects: Family::default(),
             registry: Registry::default(),
         };
         registry.register("reconcile", "Turns of objects by how they ended", metrics.runs.clone());
@@ -162,6 +202,8 @@ impl Default for Metrics {
         registry.register("breaker_open", "1 while a plugin's objects wait because its handler traps", metrics.breakers.clone());
         registry.register("leader", "Whether this process leads", metrics.leader.clone());
         registry.register("writes", "Writes to objects by what was written", metrics.writes.clone());
+        registry.register("reads", "Reads of the cluster by handlers of the kind, by how they were answered", metrics.reads.clone());
+        registry.register("read_objects", "Objects in the cache only because a plugin reads their kind", metrics.read_objects.clone());
         Self { registry, ..metrics }
     }
 }
@@ -176,6 +218,9 @@ impl Metrics {
         self.breaker(kind, false);
         for write in ["status", "metadata"] {
             drop(self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }));
+        }
+        for result in Answered::ALL {
+            drop(self.reads.get_or_create(&ReadLabels { kind: kind.to_string(), result }));
         }
     }
 
@@ -207,6 +252,20 @@ impl Metrics {
     /// A write has been answered: `status` or `metadata`.
     pub fn wrote(&self, kind: &GroupKind, write: &'static str) {
         self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }).inc();
+    }
+
+    /// A read by a handler of the kind has been answered.
+    pub fn read(&self, kind: &GroupKind, result: Answered) {
+        self.reads.get_or_create(&ReadLabels { kind: kind.to_string(), result }).inc();
+    }
+
+    /// The kinds that are watched only to be read, each with the objects of one informer.
+    pub fn read_only(&self, informers: impl Iterator<Item = (GroupKind, usize)>) {
+        self.read_objects.clear();
+        for (kind, objects) in informers {
+            let gauge = self.read_objects.get_or_create(&KindLabels { kind: kind.to_string() });
+            gauge.inc_by(i64::try_from(objects).unwrap_or(i64::MAX));
+        }
     }
 
     /// The queue's depth for a kind.
@@ -259,6 +318,9 @@ mod tests {
         let text = metrics.render();
         for verdict in Verdict::ALL {
             assert!(text.contains(&format!(r#"berth_reconcile_total{{kind="ReportJob.batch.acme.io",result="{verdict}"}} 0"#)), "{text}");
+        }
+        for result in ["ok", "forbidden", "not_synced", "error"] {
+            assert!(text.contains(&format!(r#"berth_reads_total{{kind="ReportJob.batch.acme.io",result="{result}"}} 0"#)), "{text}");
         }
     }
 }

@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::label::Labels;
+
 /// A resource type.
 ///
 /// Two versions of one CRD are the same objects, so equality of *kinds that Berth reconciles* is [`Kind::group_kind`];
@@ -207,11 +209,44 @@ impl Object {
         serde_json::from_str(&self.json).expect("the text was parsed when the object was made")
     }
 
+    /// Its labels.
+    pub fn labels(&self) -> Labels {
+        #[derive(Deserialize)]
+        struct Parts {
+            metadata: Meta,
+        }
+        #[derive(Deserialize)]
+        struct Meta {
+            labels: Option<Labels>,
+        }
+        // The API server has only texts for labels; whatever else a test has there is none.
+        serde_json::from_str(&self.json).ok().and_then(|Parts { metadata }| metadata.labels).unwrap_or_default()
+    }
+
+    /// Whether both say the same apart from the version. The API server encodes the same content the same way, so texts are compared.
+    pub fn same_content(&self, other: &Object) -> bool {
+        self.json == other.json || self.content() == other.content()
+    }
+
+    /// The fields of the metadata without the version, and all others.
+    fn content(&self) -> [BTreeMap<&str, &str>; 2] {
+        let mut others = fields(&self.json);
+        let mut metadata = others.remove("metadata").map(fields).unwrap_or_default();
+        metadata.remove("resourceVersion");
+        [metadata, others]
+    }
+
     /// Whether this is a later state than `other` of the same object. Resource versions are ordered numbers
     /// (KEP-5504, since Kubernetes 1.35); where one is not a number, any difference counts as later.
     pub fn newer_than(&self, other: &Object) -> bool {
         newer(&self.resource_version, &other.resource_version)
     }
+}
+
+/// The fields of a JSON object, each as its text.
+fn fields(text: &str) -> BTreeMap<&str, &str> {
+    let fields: BTreeMap<&str, &RawValue> = serde_json::from_str(text).expect("the text was parsed when the object was made");
+    fields.into_iter().map(|(name, value)| (name, value.get())).collect()
 }
 
 /// Whether resource version `a` comes after `b`.
@@ -260,6 +295,25 @@ mod tests {
         assert!(!object.json.contains("managedFields"));
         assert!(object.json.contains(r#"{"big":9007199254740993,"one":1.0,"e":1e3}"#), "{}", object.json);
         assert!(!object.deleting);
+    }
+
+    #[test]
+    fn the_content_is_everything_but_the_version() {
+        let object = Object::parse(TEXT).expect("parses");
+        let with = |from: &str, to: &str| Object::parse(&TEXT.replace(from, to)).expect("parses");
+        assert!(object.same_content(&with(r#""12""#, r#""13""#)) && object.same_content(&with(r#""x""#, r#""y""#)));
+        for (from, to) in
+            [("1.0", "1.1"), (r#""a":"#, r#""b":"#), (r#""generation":3"#, r#""generation":4"#), (r#""uid":"u""#, r#""uid":"v""#)]
+        {
+            assert!(!object.same_content(&with(from, to)), "{to}");
+        }
+    }
+
+    #[test]
+    fn labels_are_read_off_the_text() {
+        let object = Object::parse(r#"{"metadata":{"name":"n","labels":{"a":"b"}}}"#).expect("parses");
+        assert_eq!(object.labels(), Labels::from([("a".into(), "b".into())]));
+        assert!(Object::parse(TEXT).expect("parses").labels().is_empty());
     }
 
     #[test]

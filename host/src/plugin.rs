@@ -25,6 +25,7 @@ use self::{
     bindings::ReconcilerPre,
     cache::Cache,
     capability::{
+        cluster::Reads,
         http::{Client, Grant, Hooks},
         log::{Log, Speaker},
     },
@@ -184,7 +185,7 @@ impl Runtime {
         let _permit = self.permit().await;
         let log =
             Log::new(Speaker { plugin: package.name.as_str().into(), digest: package.digest.short().into(), object: "describe".into() });
-        let call = Sandbox::new(&self.engine, Limits::TRIAL, Hooks::new(log, None)).run(async |store| {
+        let call = Sandbox::new(&self.engine, Limits::TRIAL, Hooks::new(log, None), Reads::new(None)).run(async |store| {
             let instance = component.instantiate_async(&mut *store).await?;
             instance.berth_plugin_handler().call_describe(store).await
         });

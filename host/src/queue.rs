@@ -12,8 +12,9 @@
 //! - *Backoff* (after [`Then::Fail`]) doubles with each failure in a row. It ends early only with a new spec, a redrive, a reload or another uid;
 //!   other wakes are folded into the waiting run, which stays when it was. A *timer* (after [`Then::After`]) gives way to any wake.
 //!   [`Then::Again`] gives way to nothing.
-//! - Order within a lane: by priority, where every 30 s of waiting count as one more; then a live change before a retry before what a
-//!   reload or the first list brought (5 s and 15 s of waiting outweigh that); resyncs of known objects last, until they have waited 2 min.
+//! - Order within a lane: by priority, where every 30 s of waiting count as one more; then a live change before a retry or a change of
+//!   what was read, before what a reload or the first list brought (5 s and 15 s of waiting outweigh that); resyncs of known objects
+//!   last, until they have waited 2 min.
 //! - Lanes take fair turns, each within its own concurrency. A concurrency of 0 holds the lane: its objects wait.
 //!
 //! # Assumptions
@@ -62,6 +63,8 @@ pub enum Cause {
     Timer,
     /// The backoff after a failure is over.
     Retry,
+    /// Something that its last run has read has changed.
+    Read,
     /// Another version of the plugin serves now.
     Reload,
     /// It was in the first list of its kind.
@@ -227,8 +230,8 @@ impl Queue {
 
 impl Cause {
     /// All, for metrics that exist before they count.
-    pub const ALL: [Self; 8] =
-        [Self::NewSpec, Self::Change, Self::Redrive, Self::Timer, Self::Retry, Self::Reload, Self::FirstList, Self::Resync];
+    pub const ALL: [Self; 9] =
+        [Self::NewSpec, Self::Change, Self::Redrive, Self::Timer, Self::Retry, Self::Read, Self::Reload, Self::FirstList, Self::Resync];
 
     /// For spans and metric labels.
     pub fn as_str(self) -> &'static str {
@@ -238,6 +241,7 @@ impl Cause {
             Self::Redrive => "redrive",
             Self::Timer => "timer",
             Self::Retry => "retry",
+            Self::Read => "read",
             Self::Reload => "reload",
             Self::FirstList => "first-list",
             Self::Resync => "resync",

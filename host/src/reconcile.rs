@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::{
     fence::Fence,
     object::{Key, Object},
+    reads::Reader,
 };
 
 /// One run for one object.
@@ -27,6 +28,8 @@ pub struct Request {
     pub idempotency_key: String,
     /// Effects of this run leave the host only under it.
     pub fence: Fence,
+    /// Answers what the run reads of the cluster.
+    pub reader: Arc<dyn Reader>,
 }
 
 /// What a run is for.

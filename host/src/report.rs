@@ -64,7 +64,7 @@ pub fn plugin_kind() -> Kind {
 /// How a kind is doing at work.
 #[derive(Debug, Default)]
 pub struct Live {
-    /// What keeps it from being watched, in a sentence.
+    /// What keeps it, or what its plugin reads, from being watched, in a sentence.
     pub trouble: Option<String>,
     /// While this host leads.
     pub figures: Option<Figures>,

@@ -14,8 +14,9 @@
 //! Events may be missed and merged; only the state counts.
 
 use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, RwLock},
+    collections::{BTreeMap, HashSet},
+    ops::Bound,
+    sync::{Arc, RwLock},
     time::Duration,
 };
 
@@ -30,7 +31,7 @@ use kube::{
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use crate::object::{Object, ObjectKey, newer};
 
@@ -104,8 +105,9 @@ impl Health {
 /// The cache of one collection. Readers get the objects as shared text.
 #[derive(Debug, Default)]
 pub struct Store {
-    objects: RwLock<HashMap<ObjectKey, Arc<Object>>>,
-    health: Mutex<Health>,
+    /// In the order in which they are listed.
+    objects: RwLock<BTreeMap<ObjectKey, Arc<Object>>>,
+    health: watch::Sender<Health>,
     forgets_text: bool,
 }
 
@@ -121,7 +123,21 @@ impl Store {
         self.read().get(key).cloned()
     }
 
-    /// All objects, in no order.
+    /// At most so many objects after this one in the order of namespace and name: of one namespace, or with none of all.
+    pub fn after(&self, last: Option<&ObjectKey>, namespace: Option<&str>, limit: usize) -> Vec<Arc<Object>> {
+        let first = namespace.map(|namespace| ObjectKey::new(Some(namespace), ""));
+        let from = match (last, &first) {
+            (Some(last), Some(first)) if last < first => Bound::Included(first),
+            (Some(last), _) => Bound::Excluded(last),
+            (None, Some(first)) => Bound::Included(first),
+            (None, None) => Bound::Unbounded,
+        };
+        let objects = self.read();
+        let within = |key: &ObjectKey| namespace.is_none() || key.namespace.as_deref() == namespace;
+        objects.range((from, Bound::Unbounded)).take_while(|(key, _)| within(key)).take(limit).map(|(_, object)| object.clone()).collect()
+    }
+
+    /// All objects.
     pub fn all(&self) -> Vec<Arc<Object>> {
         self.read().values().cloned().collect()
     }
@@ -138,7 +154,13 @@ impl Store {
 
     /// How the informer is doing.
     pub fn health(&self) -> Health {
-        self.health.lock().expect("no panic while the lock is held").clone()
+        self.health.borrow().clone()
+    }
+
+    /// Waits until a list has been completed, or it is known why there is none.
+    pub async fn listed(&self) {
+        let listed = |health: &Health| health.synced || health.error.is_some();
+        self.health.subscribe().wait_for(listed).await.map(drop).expect("the sender is here");
     }
 
     /// Takes in a state that was seen otherwise than by the watch, such as the answer to a write. Returns what is now the latest.
@@ -163,7 +185,18 @@ impl Store {
         }
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, HashMap<ObjectKey, Arc<Object>>> {
+    /// For tests: as after a list of these.
+    #[cfg(test)]
+    pub(crate) fn listed_with(objects: impl IntoIterator<Item = Object>) -> Self {
+        let store = Self::default();
+        for object in objects {
+            store.apply(object, true);
+        }
+        store.note(|health| health.synced = true);
+        store
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<ObjectKey, Arc<Object>>> {
         self.objects.read().expect("no panic while the lock is held")
     }
 
@@ -201,11 +234,12 @@ impl Store {
     }
 
     fn clear(&self) -> Vec<Change> {
-        self.objects.write().expect("no panic while the lock is held").drain().map(|(_, object)| Change::Deleted(object)).collect()
+        let gone = std::mem::take(&mut *self.objects.write().expect("no panic while the lock is held"));
+        gone.into_values().map(Change::Deleted).collect()
     }
 
     fn note(&self, change: impl FnOnce(&mut Health)) {
-        change(&mut self.health.lock().expect("no panic while the lock is held"));
+        self.health.send_modify(change);
     }
 
     fn contact(&self) {
@@ -461,6 +495,42 @@ mod tests {
         let gone = store.retain(&HashSet::new(), "10");
         assert!(matches!(&gone[..], [Change::Deleted(gone)] if &*gone.key.name == "old"));
         assert_eq!(store.len(), 1);
+    }
+
+    #[test]
+    fn objects_come_in_the_order_of_namespace_and_name_from_any_place() {
+        let store = Store::default();
+        for (namespace, name) in [("b", "x"), ("a", "y"), ("a", "x"), ("b", "y"), ("c", "x")] {
+            let text = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}"}}}}"#);
+            store.apply(Object::parse(&text).expect("parses"), true);
+        }
+        let after = |last: Option<(&str, &str)>, namespace, limit| {
+            let last = last.map(|(namespace, name)| ObjectKey::new(Some(namespace), name));
+            store.after(last.as_ref(), namespace, limit).iter().map(|object| object.key.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(after(None, None, 3), ["a/x", "a/y", "b/x"]);
+        assert_eq!(after(Some(("b", "x")), None, 3), ["b/y", "c/x"]);
+        assert_eq!(after(Some(("a", "z")), None, 1), ["b/x"], "the place need not be an object any more");
+        assert_eq!(after(None, Some("b"), 9), ["b/x", "b/y"]);
+        assert_eq!(after(Some(("a", "x")), Some("b"), 9), ["b/x", "b/y"]);
+        assert!(after(Some(("c", "x")), Some("b"), 9).is_empty() && after(None, Some("d"), 9).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_for_a_list_ends_with_it_or_with_the_cause_that_there_is_none() {
+        for cause in [None, Some("403".to_owned())] {
+            let store = Arc::new(Store::default());
+            let waiting = tokio::spawn({
+                let store = store.clone();
+                async move { store.listed().await }
+            });
+            tokio::task::yield_now().await;
+            store.contact();
+            tokio::task::yield_now().await;
+            assert!(!waiting.is_finished());
+            store.note(|health| (health.synced, health.error) = (cause.is_none(), cause));
+            assert!(tokio::time::timeout(Duration::from_secs(1), waiting).await.is_ok());
+        }
     }
 
     #[tokio::test(start_paused = true)]

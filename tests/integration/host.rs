@@ -88,13 +88,12 @@ async fn a_refused_version_keeps_the_last_good_one_serving_and_says_why() {
         claim.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         probe(&claim)
     };
-    let cases: [(Vec<u8>, &str, &str, &str); 10] = [
+    let cases: [(Vec<u8>, &str, &str, &str); 9] = [
         (vec![0; 4096], shipped, "NotAComponent", "no WebAssembly"),
         (good[..good.len() / 2].to_vec(), shipped, "NotAComponent", "not whole"),
         (core_module, shipped, "NotAComponent", "module"),
         (job(json!({"describe": "panic"})), shipped, "TrialFailed", "describe"),
         (job(json!({"describe": "loop"})), shipped, "TrialFailed", "describe"),
-        (job(json!({"reads": true})), shipped, "NotSupportedYet", "reads"),
         (job(json!({"owns": true})), shipped, "NotSupportedYet", "children"),
         (job(json!({"finalizer": true})), shipped, "NotSupportedYet", "finalizer"),
         (good.clone(), "settings: {}\n", "InvalidConfig", "exporter"),

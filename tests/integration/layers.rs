@@ -8,9 +8,9 @@ use std::{
 
 /// From the bottom up. A module may name those of its own row and of the rows above it here.
 const LAYERS: [&[&str]; 4] = [
-    &["object", "claim", "reconcile", "fence", "backoff", "queue", "trial"],
-    &["client", "package", "metrics", "status", "watch", "events", "lease", "source", "plugin", "controlplane", "install"],
-    &["catalog", "kinds", "loader", "controller", "keep", "report"],
+    &["object", "label", "claim", "reads", "reconcile", "fence", "backoff", "queue", "trial"],
+    &["client", "authority", "package", "metrics", "status", "watch", "events", "lease", "source", "plugin", "controlplane", "install"],
+    &["catalog", "kinds", "reader", "loader", "controller", "keep", "report"],
     &["admin", "log", "shutdown", "host", "cli"],
 ];
 

@@ -17,6 +17,8 @@ mod layers;
 mod push;
 /// A quiet cluster sees no requests but watches and lease renewals.
 mod quiet;
+/// Reads of the cluster: who may read what, and what wakes an object whose handler has read.
+mod reads;
 /// Leader election: one active, warm standbys, no double effect.
 mod replicas;
 /// ReportJob, end to end: drained by priority, dead-lettered, labelled.

@@ -105,6 +105,7 @@ impl Controller {
             idempotency_key: idempotency_key(work, &object),
             object,
             fence: work.fence.clone(),
+            reader: self.cluster.reader(serving, work.key, work.term.reads.begin(work.key)),
         };
         let started = tokio::time::Instant::now();
         let result = tokio::select! {

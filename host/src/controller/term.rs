@@ -9,7 +9,7 @@
 //! The store is updated before [`Term::observe`] is called.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -29,6 +29,7 @@ use crate::{
     object::{GroupKind, Key, Object, at},
     package::Version,
     queue::{Cause, Queue, Then, Turn},
+    reads::Index,
     report::LastFailure,
     status::{MESSAGE_MAX, cut},
 };
@@ -41,6 +42,8 @@ const MIRROR_AFTER: Duration = Duration::from_secs(1);
 pub struct Term {
     /// Its queue.
     pub queue: Queue,
+    /// What was read by the last run of each object.
+    pub reads: Index,
     tracked: Mutex<HashMap<Key, Tracked>>,
     unmirrored: Mutex<VecDeque<(Instant, Key)>>,
     breakers: Mutex<HashMap<GroupKind, Breaker>>,
@@ -116,6 +119,7 @@ impl Term {
     pub fn new() -> Self {
         Self {
             queue: Queue::new(),
+            reads: Index::default(),
             tracked: Mutex::default(),
             unmirrored: Mutex::default(),
             breakers: Mutex::default(),
@@ -171,6 +175,7 @@ impl Term {
         if tracked.get(key).is_some_and(|known| !known.running) {
             tracked.remove(key);
             self.queue.forget(key);
+            self.reads.forget(key);
         }
     }
 
@@ -209,6 +214,7 @@ impl Term {
     /// Forgets a kind.
     pub fn close(&self, kind: &GroupKind) {
         self.queue.close(kind);
+        self.reads.forget_kind(kind);
         self.breakers.lock().expect("no panic while the lock is held").remove(kind);
         self.failures.lock().expect("no panic while the lock is held").remove(kind);
         self.paused.lock().expect("no panic while the lock is held").retain(|key| key.kind != *kind);
@@ -262,6 +268,7 @@ impl Term {
             (None, _) => {
                 tracked.remove(&turn.key);
                 self.queue.forget(&turn.key);
+                self.reads.forget(&turn.key);
                 drop(tracked);
                 turn.done(Then::Wait);
             }
@@ -325,18 +332,12 @@ fn priority(claim: &Claim, object: &Object) -> i64 {
     }
 }
 
-/// The labels of an object.
-pub fn labels(object: &Object) -> BTreeMap<String, String> {
-    let parts: Parts = serde_json::from_str(&object.json).expect("the text was parsed when the object was made");
-    parts.metadata.labels.and_then(|labels| serde_json::from_str(labels.get()).ok()).unwrap_or_default()
-}
-
 fn lacks_mirror(claim: &Claim, object: &Object) -> bool {
     if claim.progress.as_ref().is_none_or(|progress| progress.mirror_label.is_none()) {
         return false;
     }
     match mirror(claim, &object.value()) {
-        Some(Ok((label, wanted))) => labels(object).get(&label) != wanted.as_ref(),
+        Some(Ok((label, wanted))) => object.labels().get(&label) != wanted.as_ref(),
         _ => false,
     }
 }

@@ -8,7 +8,7 @@ use super::{
     Controller, End, Fault, Work,
     mark::{Mark, Moment},
     settle::{Settlement, mirror, settle},
-    term::{self, Pending},
+    term::Pending,
 };
 use crate::{
     metrics::Verdict,
@@ -152,7 +152,7 @@ impl Controller {
         let claim = &work.serving.claim;
         let value = object.value();
         let annotations = Mark::changes(claim, &work.serving.version, object, &value, moment);
-        let have = term::labels(object);
+        let have = object.labels();
         let mut wanted = labels.to_vec();
         match mirror(claim, &value) {
             Some(Ok(label)) => wanted.push(label),
@@ -179,10 +179,12 @@ impl Controller {
 
     /// The same, but returns what the cache holds then.
     pub(super) fn latest(&self, work: &Work<'_>, seen: Arc<Object>) -> Arc<Object> {
-        match work.watched.store(&seen.key) {
-            Some(store) => store.observe(seen),
-            None => seen,
-        }
+        let Some(store) = work.watched.store(&seen.key) else { return seen };
+        let before = store.get(&seen.key);
+        let now = store.observe(seen);
+        // The watch will find it in the cache already, so nobody else tells those who have read it.
+        self.wake_readers(work.term, &work.key.kind, before.as_deref(), Some(&now));
+        now
     }
 
     /// Writes what is owed to the object, if it is still as it was. `Err` is the object as it is now, to be run again.
@@ -228,6 +230,7 @@ impl Controller {
             WriteError::Gone => {
                 if let Some(store) = work.watched.store(&object.key) {
                     store.forget(&object.key, &object.uid);
+                    self.wake_readers(work.term, &work.key.kind, Some(&object), None);
                 }
                 End::of(Then::Wait, Verdict::Outdated, None)
             }

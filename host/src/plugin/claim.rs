@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    claim::{Claim, DeadLetter, Progress},
+    claim::{Claim, DeadLetter, Progress, Read},
+    label::{self, Selector, is_dns_label, is_subdomain},
     object::Kind,
     package::{AllowedHost, Refusal, reason},
 };
@@ -18,9 +19,7 @@ pub fn check(claim: &Claim) -> Result<(), Refusal> {
 }
 
 fn later(claim: &Claim) -> Result<(), Refusal> {
-    let what = if !claim.reads.is_empty() {
-        "`reads`: reading other objects"
-    } else if !claim.owns.is_empty() {
+    let what = if !claim.owns.is_empty() {
         "`owns`: writing children"
     } else if claim.finalizer {
         "`finalizer`: running at deletion"
@@ -32,7 +31,7 @@ fn later(claim: &Claim) -> Result<(), Refusal> {
 }
 
 fn judge(claim: &Claim) -> Result<(), String> {
-    let Claim { reconciles, progress, dead_letter, priority_field, reads: _, owns: _, hosts, finalizer: _, label_prefixes, sdk: _ } = claim;
+    let Claim { reconciles, progress, dead_letter, priority_field, reads, owns: _, hosts, finalizer: _, label_prefixes, sdk: _ } = claim;
     kind(reconciles)?;
     let mut status_fields = BTreeSet::from(["status.observedGeneration"]);
     if let Some(progress) = progress {
@@ -44,11 +43,12 @@ fn judge(claim: &Claim) -> Result<(), String> {
     if let Some(field) = priority_field {
         path("priority-field", field, "spec.")?;
     }
-    for (name, list) in [("hosts", hosts), ("label-prefixes", label_prefixes)] {
-        if list.len() > ENTRIES {
-            return Err(format!("`{name}` has {} entries, more than the {ENTRIES} that it may have", list.len()));
+    for (name, entries) in [("hosts", hosts.len()), ("label-prefixes", label_prefixes.len()), ("reads", reads.len())] {
+        if entries > ENTRIES {
+            return Err(format!("`{name}` has {entries} entries, more than the {ENTRIES} that it may have"));
         }
     }
+    reads.iter().enumerate().try_for_each(|(place, read)| self::read(read, reconciles, &reads[..place]))?;
     hosts.iter().try_for_each(|host| self::host(host))?;
     label_prefixes.iter().try_for_each(|prefix| self::prefix(prefix))
 }
@@ -61,13 +61,38 @@ fn kind(kind: &Kind) -> Result<(), String> {
     if group == "berth.acme.io" || group.ends_with(".berth.acme.io") {
         return Err(format!("the group {group:?} is the host's own"));
     }
-    if !is_label_of_dns(version) || !version.starts_with('v') {
+    names(version, kind, plural)
+}
+
+/// A kind may be of the core group, or of one without a dot such as `apps`; one entry says all that is read of it.
+fn read(read: &Read, reconciles: &Kind, before: &[Read]) -> Result<(), String> {
+    let Read { kind, all_namespaces, label_selector } = read;
+    let of = |what: String| format!("`reads` has {kind}: {what}");
+    if !kind.group.is_empty() && !is_subdomain(&kind.group) {
+        return Err(of(format!("{:?} is no API group", kind.group)));
+    }
+    names(&kind.version, &kind.kind, &kind.plural).map_err(of)?;
+    if !kind.namespaced && !all_namespaces {
+        return Err(of("its objects have no namespace, so its reach has to be `all-namespaces`".into()));
+    }
+    if !reconciles.namespaced && !all_namespaces {
+        return Err(of(format!("a {reconciles} has no namespace, so its reach has to be `all-namespaces`")));
+    }
+    label_selector.parse::<Selector>().map_err(|error| of(error.to_string()))?;
+    if before.iter().any(|other| other.kind.group_kind() == kind.group_kind()) {
+        return Err(of("it is there already; one entry has to say all that is read of a kind".into()));
+    }
+    Ok(())
+}
+
+fn names(version: &str, kind: &str, plural: &str) -> Result<(), String> {
+    if !is_dns_label(version) || !version.starts_with('v') {
         return Err(format!("{version:?} is no API version, such as v1"));
     }
     if kind.len() > 63 || !kind.starts_with(|c: char| c.is_ascii_uppercase()) || !kind.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Err(format!("{kind:?} is no kind, such as EmailRequest"));
     }
-    if !is_label_of_dns(plural) || plural.bytes().any(|byte| byte.is_ascii_uppercase()) {
+    if !is_dns_label(plural) || plural.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return Err(format!("{plural:?} is no plural resource name, such as emailrequests"));
     }
     Ok(())
@@ -86,10 +111,10 @@ fn progress<'c>(progress: &'c Progress, fields: &mut BTreeSet<&'c str>) -> Resul
         return Err(format!("`progress.settled` has the phase {phase:?}, which has to have 1 to 63 characters"));
     }
     let Some(label) = mirror_label else { return Ok(()) };
-    if !is_label_key(label) || reserved(label) {
+    if !label::is_key(label) || reserved(label) {
         return Err(format!("`progress.mirror-label` {label:?} is no key that a label of yours may have, such as workqueue.acme.io/phase"));
     }
-    match settled.iter().find(|phase| !is_label_value(&phase.to_lowercase())) {
+    match settled.iter().find(|phase| !label::is_value(&phase.to_lowercase())) {
         Some(phase) => Err(format!("the phase {phase:?} cannot be the value of a label, which `progress.mirror-label` needs")),
         None => Ok(()),
     }
@@ -138,7 +163,8 @@ fn host(host: &str) -> Result<(), String> {
 }
 
 fn prefix(prefix: &str) -> Result<(), String> {
-    let domain = prefix.split_once('/').map(|(domain, rest)| (domain, rest.is_empty() || is_name(rest.trim_end_matches(['-', '_', '.']))));
+    let domain =
+        prefix.split_once('/').map(|(domain, rest)| (domain, rest.is_empty() || label::is_name(rest.trim_end_matches(['-', '_', '.']))));
     match domain {
         Some((domain, true)) if is_subdomain(domain) && !reserved(prefix) => Ok(()),
         Some((domain, _)) if is_subdomain(domain) && reserved(prefix) => {
@@ -156,40 +182,19 @@ fn reserved(key: &str) -> bool {
         .any(|own| domain.strip_suffix(own).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
 }
 
-/// As Kubernetes has it: an optional domain, a slash, a name.
-pub fn is_label_key(key: &str) -> bool {
-    match key.split_once('/') {
-        Some((domain, name)) => is_subdomain(domain) && is_name(name),
-        None => is_name(key),
-    }
-}
-
-/// As Kubernetes has it: empty or a name.
-pub fn is_label_value(value: &str) -> bool {
-    value.is_empty() || is_name(value)
-}
-
-fn is_name(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = name.as_bytes();
-    bytes.len() <= 63 && edge(bytes.first()) && edge(bytes.last()) && name.bytes().all(inner)
-}
-
-fn is_subdomain(name: &str) -> bool {
-    name.len() <= 253 && name.split('.').all(|label| is_label_of_dns(label) && !label.bytes().any(|byte| byte.is_ascii_uppercase()))
-}
-
-fn is_label_of_dns(label: &str) -> bool {
-    is_name(label) && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn reads(kind: &str, plural: &str) -> Read {
+        let (kind, plural) = (kind.to_owned(), plural.to_owned());
+        let kind = Kind { group: String::new(), version: "v1".into(), kind, plural, namespaced: true };
+        Read { kind, all_namespaces: false, label_selector: "app in (a, b)".into() }
+    }
+
     fn full() -> Claim {
-        Claim { hosts: vec!["$settings.exporter".into(), "https://a.io/x".into()], ..Claim::full() }
+        let reads = vec![reads("ConfigMap", "configmaps"), reads("Secret", "secrets")];
+        Claim { reads, hosts: vec!["$settings.exporter".into(), "https://a.io/x".into()], ..Claim::full() }
     }
 
     #[test]
@@ -226,6 +231,13 @@ mod tests {
             (|claim| claim.hosts = vec!["mail".into()], "has to start with http"),
             (|claim| claim.hosts = vec!["$settings.".into()], "no key"),
             (|claim| claim.hosts = vec!["https://a".into(); 65], "65 entries"),
+            (|claim| claim.reads[1].kind.group = "No".into(), "\"No\" is no API group"),
+            (|claim| claim.reads[1].kind.plural = "a/b".into(), "no plural"),
+            (|claim| claim.reads[1].kind.namespaced = false, "has to be `all-namespaces`"),
+            (|claim| claim.reconciles.namespaced = false, "has no namespace, so"),
+            (|claim| claim.reads[1].label_selector = "a in b".into(), "is not valid"),
+            (|claim| claim.reads[1].kind = claim.reads[0].kind.clone(), "there already"),
+            (|claim| claim.reads = vec![claim.reads[0].clone(); 65], "65 entries"),
             (|claim| claim.label_prefixes = vec!["".into()], "no prefix"),
             (|claim| claim.label_prefixes = vec!["acme".into()], "no prefix"),
             (|claim| claim.label_prefixes = vec!["kubernetes.io/".into()], "belongs to Kubernetes"),
@@ -241,11 +253,7 @@ mod tests {
     #[test]
     fn what_a_later_version_will_do_is_refused_and_not_ignored() {
         let kind = Claim::plain().reconciles;
-        for claim in [
-            Claim { finalizer: true, ..Claim::plain() },
-            Claim { owns: vec![kind.clone()], ..Claim::plain() },
-            Claim { reads: vec![crate::claim::Read { kind, all_namespaces: true, label_selector: String::new() }], ..Claim::plain() },
-        ] {
+        for claim in [Claim { finalizer: true, ..Claim::plain() }, Claim { owns: vec![kind], ..Claim::plain() }] {
             assert_eq!(check(&claim).expect_err("refused").reason, reason::NOT_SUPPORTED_YET);
         }
     }

@@ -146,10 +146,10 @@ fn labels(labels: Vec<(String, Option<String>)>, claim: &Claim) -> Result<Vec<(S
         if !claim.label_prefixes.iter().any(|prefix| key.starts_with(prefix)) {
             return Err(refused(format!("it sets the label {shown:?}, which is outside the `label-prefixes` of its claim")));
         }
-        if !super::claim::is_label_key(key) {
+        if !crate::label::is_key(key) {
             return Err(refused(format!("it sets the label {shown:?}, which is no valid key of a label")));
         }
-        if let Some(value) = value.as_ref().filter(|value| !super::claim::is_label_value(value)) {
+        if let Some(value) = value.as_ref().filter(|value| !crate::label::is_value(value)) {
             let value = shorten(value, 100);
             return Err(refused(format!(
                 "it sets the label {shown:?} to {value:?}: at most 63 letters, digits, '-', '_' and '.' are allowed"

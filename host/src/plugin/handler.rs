@@ -8,6 +8,7 @@ use super::{
     Runtime,
     bindings::ReconcilerPre,
     capability::{
+        cluster::Reads,
         http::{Grant, Hooks, Outlet},
         log::{Log, Speaker},
     },
@@ -64,7 +65,9 @@ impl Handler {
             fence: request.fence.clone(),
             deadline: deadline(&self.limits),
         };
-        let sandbox = Sandbox::new(&self.runtime.engine, self.limits, Hooks::new(log.clone(), Some(outlet)));
+        let reads = Reads::new(Some(request.reader.clone()));
+        let hooks = Hooks::new(log.clone(), Some(outlet));
+        let sandbox = Sandbox::new(&self.runtime.engine, self.limits, hooks, reads.clone());
         let given = convert::request(request, &self.settings);
         let ended = sandbox
             .run(async |store| {
@@ -76,10 +79,15 @@ impl Handler {
             Ended::Failed(failure) => Err(failure),
             Ended::Returned(outcome, exceeded) => {
                 let outcome = convert::outcome(outcome, &self.claim, |note| log.host(note))?;
-                match exceeded {
-                    // A handler that coped with the limit has its way; one that asks for another try would only meet it again.
-                    Some(sentence) if matches!(outcome.next, Next::Retry(_) | Next::RetryAfter(..)) => Err(Failure::Limit(sentence)),
-                    _ => Ok(outcome),
+                let asks_for_another_try = matches!(outcome.next, Next::Retry(_) | Next::RetryAfter(..));
+                match (exceeded, reads.unanswered()) {
+                    // A handler that coped has its way.
+                    _ if !asks_for_another_try => Ok(outcome),
+                    // It would only meet the limit again.
+                    (Some(sentence), _) => Err(Failure::Limit(sentence)),
+                    // It was the host that did not answer.
+                    (None, Some(sentence)) => Err(Failure::Host(sentence)),
+                    (None, None) => Ok(outcome),
                 }
             }
         }

@@ -13,6 +13,7 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 use super::{
     bindings::Reconciler,
     capability::{
+        cluster::Reads,
         http::Hooks,
         log::{Lines, Log, Stream},
     },
@@ -24,6 +25,7 @@ use crate::reconcile::Failure;
 /// What belongs to one run and dies with it.
 pub struct State {
     pub(super) log: Arc<Log>,
+    pub(super) reads: Reads,
     table: ResourceTable,
     wasi: WasiCtx,
     http: WasiHttpCtx,
@@ -62,12 +64,13 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// A fresh one.
-    pub fn new(engine: &Engine, limits: Limits, hooks: Hooks) -> Self {
+    pub fn new(engine: &Engine, limits: Limits, hooks: Hooks, reads: Reads) -> Self {
         let log = hooks.log.clone();
         let mut table = ResourceTable::new();
         // A handle of the guest may stand on two entries here: a pollable and what it waits for.
         table.set_max_capacity(2 * limits::HANDLES);
-        let state = State { wasi: wasi(&log), log, table, http: WasiHttpCtx::new(), hooks, quota: Quota::new(limits.memory) };
+        let (wasi, quota) = (wasi(&log), Quota::new(limits.memory));
+        let state = State { log, reads, table, wasi, http: WasiHttpCtx::new(), hooks, quota };
         let mut store = Store::new(engine, state);
         store.limiter(|state| &mut state.quota);
         store.set_hostcall_fuel(limits::HOST_CALL_BYTES);

@@ -58,6 +58,12 @@ pub const HTTP_CONNECT: Duration = Duration::from_secs(2);
 /// From sending a request to the head of its response.
 pub const HTTP_FIRST_BYTE: Duration = Duration::from_secs(5);
 
+/// Objects of a page of a list, also where the guest asks for more.
+pub const READ_OBJECTS: usize = 500;
+
+/// Their text, all together; one object is given however large it is. A quarter of what a call may hand over, as guests copy it.
+pub const READ_BYTES: usize = 1 << 20;
+
 /// Artefacts kept on disk, all together; the longest unused go first.
 pub const CACHE_BYTES: u64 = 1 << 30;
 
@@ -135,6 +141,7 @@ pub fn table() -> Vec<(&'static str, String)> {
         ("HTTP requests of a run", HTTP_REQUESTS.to_string()),
         ("HTTP response", Size(HTTP_RESPONSE_BYTES as u64).to_string()),
         ("HTTP connect, first byte", format!("{HTTP_CONNECT:?}, {HTTP_FIRST_BYTE:?}")),
+        ("page of a list", format!("{READ_OBJECTS} objects, {}", Size(READ_BYTES as u64))),
         ("component", Size(crate::package::MAX_COMPONENT as u64).to_string()),
         ("compile", format!("{:?} CPU, {}", compile.cpu, Size(compile.memory))),
         ("sandboxes at once", SANDBOXES.to_string()),

@@ -18,7 +18,7 @@ const PRIORITY_STEP: Duration = Duration::from_secs(30);
 fn handicap(cause: Cause) -> Duration {
     match cause {
         Cause::NewSpec | Cause::Change | Cause::Redrive | Cause::Timer => Duration::ZERO,
-        Cause::Retry => Duration::from_secs(5),
+        Cause::Retry | Cause::Read => Duration::from_secs(5),
         Cause::Reload | Cause::FirstList | Cause::Resync => Duration::from_secs(15),
     }
 }

@@ -12,8 +12,10 @@ use berth_host::{
     object::{GroupKind, Key, Object, ObjectKey},
     package::{Config, Digest, Package, Refusal},
     plugin::{Prepared, Runtime, RuntimeConfig},
+    reads::{Page, Query, ReadError, Reader, Target},
     reconcile::{Failure, Outcome, Phase, Reconcile, Request},
 };
+use futures::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -78,6 +80,52 @@ pub struct Bench {
     pub handler: Arc<dyn Reconcile>,
     pub gate: Gate,
     pub fence: Fence,
+    pub cluster: Arc<Cluster>,
+}
+
+/// What runs read: every object has the data that stands here, and each request is written down.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    pub targets: Mutex<Vec<Target>>,
+    pub queries: Mutex<Vec<Query>>,
+}
+
+impl Reader for Cluster {
+    fn get(&self, target: Target) -> BoxFuture<'_, Result<Option<Arc<Object>>, ReadError>> {
+        let answer = match &*target.key.name {
+            "absent" => Ok(None),
+            "denied" => Err(ReadError::Forbidden("not for you".into())),
+            "late" => Err(ReadError::NotSynced),
+            "unasked" => Err(ReadError::Unavailable("connection refused".into())),
+            "odd" => Err(ReadError::Other("out of order".into())),
+            name => Ok(Some(object(name))),
+        };
+        let hangs = &*target.key.name == "hangs";
+        self.targets.lock().expect("no panic while the lock is held").push(target);
+        async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            // An answer may take its time, as the API server may have to be asked.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            answer
+        }
+        .boxed()
+    }
+
+    fn list(&self, query: Query) -> BoxFuture<'_, Result<Page, ReadError>> {
+        let page = match query.after.as_deref() {
+            None => Page { items: vec![object("a"), object("b")], next: Some("t1/b".into()) },
+            Some(_) => Page { items: vec![object("c")], next: None },
+        };
+        self.queries.lock().expect("no panic while the lock is held").push(query);
+        async move { Ok(page) }.boxed()
+    }
+}
+
+fn object(name: &str) -> Arc<Object> {
+    let text = format!(r#"{{"metadata":{{"namespace":"t1","name":"{name}"}},"data":{{"big":9007199254740993,"é":1.0}}}}"#);
+    Arc::new(Object::parse(&text).expect("an object"))
 }
 
 impl Bench {
@@ -97,7 +145,7 @@ impl Bench {
         let (gate, leadership) = fence::gate();
         gate.open(BootTime::now() + Duration::from_secs(3600));
         let fence = leadership.current().expect("open");
-        Self { handler, gate, fence }
+        Self { handler, gate, fence, cluster: Arc::default() }
     }
 
     /// Runs an object with this spec.
@@ -118,6 +166,7 @@ impl Bench {
             last_failure: None,
             idempotency_key: "probes.probe.acme.io/t1/p1/u1".into(),
             fence: self.fence.clone(),
+            reader: self.cluster.clone(),
         }
     }
 

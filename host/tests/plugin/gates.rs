@@ -61,11 +61,23 @@ async fn a_describe_that_panics_loops_or_hangs_is_refused_in_the_trial() {
 
 #[tokio::test]
 async fn what_comes_later_is_refused_and_not_ignored() {
-    for what in ["reads", "owns", "finalizer"] {
+    for what in ["owns", "finalizer"] {
         let refusal = refusal(&claiming(&json!({ what: true }))).await;
         assert_eq!(refusal.reason, reason::NOT_SUPPORTED_YET);
         assert!(refusal.message.contains(what), "{refusal}");
     }
+}
+
+#[tokio::test]
+async fn what_is_read_is_part_of_the_claim_and_judged_with_it() {
+    let reads =
+        json!([{}, {"group": "apps", "kind": "Deployment", "plural": "deployments", "allNamespaces": true, "selector": "app in (a)"}]);
+    let claim = prepare(&claiming(&json!({ "reads": reads }))).await.expect("accepted").claim;
+    let said: Vec<_> = claim.reads.iter().map(|read| (read.kind.resource(), read.all_namespaces, read.label_selector.as_str())).collect();
+    assert_eq!(said, [("configmaps".into(), false, ""), ("deployments.apps".into(), true, "app in (a)")]);
+    let refusal = refusal(&claiming(&json!({ "reads": [{}, {"selector": "app>1"}] }))).await;
+    assert_eq!(refusal.reason, reason::INVALID_CLAIM);
+    assert!(refusal.message.contains("`reads` has ConfigMap (v1)"), "{refusal}");
 }
 
 #[tokio::test]

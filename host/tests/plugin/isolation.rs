@@ -93,6 +93,4 @@ async fn nothing_but_clocks_and_random_numbers_is_in_reach() {
     }
     assert!(reach["now"].as_u64() > Some(1_700_000_000), "{reach}");
     assert_ne!(reach["random"], bench.status(json!({ "do": "reach" })).await["random"]);
-    let cluster = bench.status(json!({ "do": "cluster" })).await;
-    assert!(cluster["error"].as_str().is_some_and(|error| error.contains("no reads of the cluster yet")), "{cluster}");
 }

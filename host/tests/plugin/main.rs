@@ -9,3 +9,4 @@ mod http;
 mod isolation;
 mod limits;
 mod outcome;
+mod reads;

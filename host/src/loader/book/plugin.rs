@@ -288,6 +288,7 @@ fn serving(name: &str, loaded: &Loaded, crd_uid: &Arc<str>) -> Arc<Serving> {
         claim: loaded.claim.clone(),
         pace: loaded.config.pace(),
         timeout: loaded.config.timeout,
+        service_account: loaded.config.service_account.clone(),
         paused: loaded.config.paused,
         redrive: loaded.config.redrive,
         crd_uid: crd_uid.clone(),

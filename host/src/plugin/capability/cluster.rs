@@ -1,20 +1,92 @@
-//! `berth:plugin/cluster`: linked, so that guests of every SDK instantiate, but not answered by this version of the host.
+//! `berth:plugin/cluster`: reads of a guest, handed to the reader of its run.
 
-use crate::plugin::{
-    bindings::berth::plugin::cluster::{Host, Json, Kind, ObjectRef, Page, ReadError},
-    instance::State,
+use std::sync::{Arc, OnceLock};
+
+use crate::{
+    object::{self, Object, ObjectKey},
+    plugin::{
+        bindings::berth::plugin::cluster::{Host, Json, Kind, ObjectRef, Page, ReadError},
+        instance::State,
+    },
+    reads::{self, Query, Reader, Target},
 };
 
-const NOT_YET: &str = "this version of Berth answers no reads of the cluster yet; use what is in the object and the settings";
+/// The reads of one run.
+#[derive(Clone)]
+pub struct Reads {
+    /// None in a trial, which has no capability.
+    reader: Option<Arc<dyn Reader>>,
+    unanswered: Arc<OnceLock<String>>,
+}
+
+impl Reads {
+    /// Through this reader.
+    pub fn new(reader: Option<Arc<dyn Reader>>) -> Self {
+        Self { reader, unanswered: Arc::default() }
+    }
+
+    /// The first read that the host owes an answer, in a sentence: no fault of the handler's, if it asks for another try.
+    pub fn unanswered(&self) -> Option<String> {
+        self.unanswered.get().cloned()
+    }
+
+    fn reader(&self) -> Result<Arc<dyn Reader>, reads::ReadError> {
+        self.reader.clone().ok_or_else(|| reads::ReadError::Forbidden("describe must not read the cluster".into()))
+    }
+}
 
 impl crate::plugin::bindings::berth::plugin::types::Host for State {}
 
 impl Host for State {
-    fn get(&mut self, _target: ObjectRef) -> Result<Option<Json>, ReadError> {
-        Err(ReadError::Forbidden(NOT_YET.into()))
+    async fn get(&mut self, target: ObjectRef) -> Result<Option<Json>, ReadError> {
+        let ObjectRef { group, version, kind, namespace, name } = target;
+        let target = Target { group, version, kind, key: ObjectKey::new(namespace.as_deref(), &name) };
+        let found = match self.reads.reader() {
+            Ok(reader) => reader.get(target).await,
+            Err(error) => Err(error),
+        };
+        found.map(|found| found.as_deref().map(text)).map_err(|error| self.refused(error))
     }
 
-    fn list(&mut self, _: Kind, _: Option<String>, _: String, _: u32, _: Option<String>) -> Result<Page, ReadError> {
-        Err(ReadError::Forbidden(NOT_YET.into()))
+    async fn list(
+        &mut self,
+        kind: Kind,
+        namespace: Option<String>,
+        label_selector: String,
+        limit: u32,
+        after: Option<String>,
+    ) -> Result<Page, ReadError> {
+        let Kind { group, version, kind, plural, namespaced } = kind;
+        let kind = object::Kind { group, version, kind, plural, namespaced };
+        let query = Query { kind, namespace, label_selector, limit, after };
+        let page = match self.reads.reader() {
+            Ok(reader) => reader.list(query).await,
+            Err(error) => Err(error),
+        };
+        let page =
+            page.map(|reads::Page { items, next }| Page { items: items.iter().map(|object| text(object)).collect(), continue_: next });
+        page.map_err(|error| self.refused(error))
     }
+}
+
+impl State {
+    fn refused(&self, error: reads::ReadError) -> ReadError {
+        let sentence = error.to_string();
+        match error {
+            reads::ReadError::Forbidden(_) => {
+                self.log.host(&format!("denied a read: {sentence}"));
+                ReadError::Forbidden(sentence)
+            }
+            reads::ReadError::NotSynced => {
+                self.reads.unanswered.get_or_init(|| sentence);
+                ReadError::NotSynced
+            }
+            reads::ReadError::Unavailable(_) => ReadError::Other(self.reads.unanswered.get_or_init(|| sentence).clone()),
+            reads::ReadError::Other(_) => ReadError::Other(sentence),
+        }
+    }
+}
+
+fn text(object: &Object) -> String {
+    object.json.to_string()
 }

@@ -104,6 +104,7 @@ fn foreign_wakes_neither_shorten_nor_consume_the_backoff() {
     for _ in 0..20 {
         bench.pass(Duration::from_millis(90));
         bench.wake("a", Cause::Change);
+        bench.wake("a", Cause::Read);
         bench.wake("a", Cause::Resync);
         assert_eq!(bench.next(), None);
     }
@@ -174,7 +175,7 @@ fn a_timer_gives_way_to_any_wake_and_is_at_least_a_second() {
     bench.wake("a", Cause::NewSpec);
     bench.run(Then::After(Duration::ZERO));
     assert_eq!(bench.wait(), seconds(1));
-    for cause in [Cause::NewSpec, Cause::Change, Cause::Reload, Cause::FirstList, Cause::Resync] {
+    for cause in [Cause::NewSpec, Cause::Change, Cause::Read, Cause::Reload, Cause::FirstList, Cause::Resync] {
         bench.done("a", Then::After(seconds(3600)));
         bench.wake("a", cause);
         assert_eq!(bench.next(), Some(("a".into(), cause, 0)));
@@ -305,13 +306,14 @@ fn at_equal_priority_live_changes_come_before_retries_before_the_first_list_befo
         ("resync", Cause::Resync),
         ("reload", Cause::Reload),
         ("list", Cause::FirstList),
+        ("read", Cause::Read),
         ("new", Cause::NewSpec),
         ("change", Cause::Change),
     ] {
         bench.wake(name, cause);
     }
     bench.state.open(kind("K"), pace(9));
-    assert_eq!(bench.names(), ["new", "change", "a", "reload", "list", "resync"]);
+    assert_eq!(bench.names(), ["new", "change", "read", "a", "reload", "list", "resync"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json, value::RawValue};
 use crate::{
     berth::plugin::{
         cluster, log,
-        types::{Event, EventType, Next, ObjectRef, Outcome, Request},
+        types::{Event, EventType, Kind, Next, ObjectRef, Outcome, Request},
     },
     http,
 };
@@ -52,7 +52,8 @@ pub fn reconcile(request: &Request) -> Outcome {
         "retryafter" => just(Next::RetryAfterMs((number("ms", 7000), "asked to wait".into()))),
         "flaky" if u64::from(request.attempt) < number("fails", 1) => just(Next::Retry(format!("attempt {}", request.attempt))),
         "flaky" => done(json!({ "phase": "Done", "attempt": request.attempt, "lastFailure": request.last_failure })),
-        "cluster" => read_secret(),
+        "get" => read_one(spec),
+        "list" => read_all(spec),
         "reach" => reach(),
         other => just(Next::GiveUp(format!("the probe does not know {other:?}"))),
     }
@@ -170,9 +171,55 @@ fn get(spec: &Value, times: u64) -> Outcome {
     done(json!({ "phase": "Done", "code": code, "body": String::from_utf8_lossy(&body[..body.len().min(64 << 10)]), "length": body.len() }))
 }
 
-fn read_secret() -> Outcome {
-    let target = ObjectRef { group: String::new(), version: "v1".into(), kind: "Secret".into(), namespace: None, name: "x".into() };
-    done(json!({ "error": cluster::get(&target).err().map(|error| error.to_string()) }))
+/// One object of the kind in `of`: its data, or else its status. It takes its time after reading, if it is told to.
+fn read_one(spec: &Value) -> Outcome {
+    let Kind { group, version, kind, .. } = crate::claim::kind(&spec["of"]);
+    let name = spec["name"].as_str().unwrap_or("x").to_owned();
+    match cluster::get(&ObjectRef { group, version, kind, namespace: namespace(spec), name }) {
+        Ok(found) => {
+            let object: Option<Value> = found.map(|text| serde_json::from_str(&text).expect("the host gives JSON"));
+            std::thread::sleep(Duration::from_millis(spec["ms"].as_u64().unwrap_or_default()));
+            let part = |name: &str| object.as_ref().map(|object| object[name].clone()).filter(|part| !part.is_null());
+            done(json!({ "phase": "Done", "found": object.is_some(), "data": part("data").or_else(|| part("status")) }))
+        }
+        Err(error) => unread(spec, error),
+    }
+}
+
+/// All objects of the kind in `of`, page by page.
+fn read_all(spec: &Value) -> Outcome {
+    let kind = crate::claim::kind(&spec["of"]);
+    let selector = spec["selector"].as_str().unwrap_or_default();
+    let limit = spec["limit"].as_u64().unwrap_or_default() as u32;
+    let (mut names, mut pages, mut next) = (Vec::new(), 0, None);
+    loop {
+        match cluster::list(&kind, namespace(spec).as_deref(), selector, limit, next.as_deref()) {
+            Ok(page) => {
+                let objects = page.items.iter().map(|text| serde_json::from_str::<Value>(text).expect("the host gives JSON"));
+                names.extend(objects.map(|object| object["metadata"]["name"].clone()));
+                (pages, next) = (pages + 1, page.continue_);
+            }
+            Err(error) => return unread(spec, error),
+        }
+        if next.is_none() {
+            return done(json!({ "phase": "Done", "names": names, "pages": pages }));
+        }
+    }
+}
+
+fn namespace(spec: &Value) -> Option<String> {
+    spec["namespace"].as_str().map(str::to_owned)
+}
+
+fn unread(spec: &Value, error: cluster::ReadError) -> Outcome {
+    let (word, sentence) = match error {
+        cluster::ReadError::Forbidden(sentence) => ("forbidden", sentence),
+        cluster::ReadError::NotSynced => ("not-synced", "not synced".to_owned()),
+        cluster::ReadError::Other(sentence) => ("other", sentence),
+    };
+    let status = json!({ "unread": word, "error": sentence });
+    let next = if spec["cope"] == true { Next::AwaitChange } else { Next::Retry(sentence) };
+    Outcome { status: Some(status.to_string()), ..just(next) }
 }
 
 /// Everything that a sandbox has to deny, tried.

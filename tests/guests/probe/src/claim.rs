@@ -58,11 +58,7 @@ pub fn describe() -> Claim {
         progress,
         dead_letter,
         priority_field: optional(&wanted["priorityField"]),
-        reads: if wanted["reads"] == true {
-            vec![Read { kind: secrets(), reach: Reach::SameNamespace, label_selector: String::new() }]
-        } else {
-            Vec::new()
-        },
+        reads: wanted["reads"].as_array().into_iter().flatten().map(read).collect(),
         owns: if wanted["owns"] == true { vec![secrets()] } else { Vec::new() },
         hosts: words(&wanted["hosts"]),
         finalizer: wanted["finalizer"] == true,
@@ -70,6 +66,26 @@ pub fn describe() -> Claim {
         sdk: "probe (raw wit-bindgen)".into(),
         extensions: Vec::new(),
         reconciles,
+    }
+}
+
+fn read(wanted: &Value) -> Read {
+    Read {
+        kind: kind(wanted),
+        reach: if wanted["allNamespaces"] == true { Reach::AllNamespaces } else { Reach::SameNamespace },
+        label_selector: wanted["selector"].as_str().unwrap_or_default().to_owned(),
+    }
+}
+
+/// A kind that is read; a ConfigMap where nothing else is said.
+pub fn kind(wanted: &Value) -> Kind {
+    let word = |name: &str, default: &str| wanted[name].as_str().unwrap_or(default).to_owned();
+    Kind {
+        group: word("group", ""),
+        version: word("version", "v1"),
+        kind: word("kind", "ConfigMap"),
+        plural: word("plural", "configmaps"),
+        namespaced: wanted["namespaced"].as_bool().unwrap_or(true),
     }
 }
 

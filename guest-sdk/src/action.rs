@@ -9,7 +9,8 @@ use crate::resource::Status;
 /// A text of JSON, or why there is none.
 pub(crate) type Json = Result<String, String>;
 
-pub(crate) fn to_json(value: &impl Serialize) -> Json {
+/// A value as JSON text; the error says what cannot be JSON.
+pub fn to_json(value: &impl Serialize) -> Json {
     serde_json::to_string(value).map_err(|error| error.to_string())
 }
 
@@ -64,8 +65,24 @@ impl Action {
         self
     }
 
-    /// All the objects that are to exist because this one does: others of the claim's `owns` are removed. Without this call they
-    /// stay as they are.
+    /// All the objects that are to exist because this one does: what it had before and is not named here is deleted. Without this call
+    /// they stay as they are.
+    ///
+    /// Each is a [`Child`](crate::Child), or anything else that serializes to a whole object. Its kind has to be one that the claim
+    /// `owns`. They are applied before the status is written, so a status may speak of them. When somebody changes or deletes one, the
+    /// handler runs again.
+    ///
+    /// ```
+    /// use berth_sdk::{Action, Child, json};
+    /// # use berth_sdk::{Kind, Readable};
+    /// # struct ConfigMap;
+    /// # impl Readable for ConfigMap {
+    /// #     const KIND: Kind = Kind { group: "", version: "v1", kind: "ConfigMap", plural: "configmaps", namespaced: true };
+    /// #     fn read(_: &str) -> Result<Self, String> { Ok(Self) }
+    /// # }
+    ///
+    /// Action::await_change().children([Child::new::<ConfigMap>("web-config").field("data", json!({ "port": "80" }))]);
+    /// ```
     pub fn children<C: Serialize>(mut self, children: impl IntoIterator<Item = C>) -> Self {
         self.writes.children = Some(children.into_iter().map(|child| to_json(&child)).collect());
         self

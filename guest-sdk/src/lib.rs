@@ -48,6 +48,7 @@
 //! through it step by step.
 
 mod action;
+mod child;
 pub mod claim;
 mod condition;
 mod context;
@@ -74,14 +75,16 @@ use guest as world;
 #[cfg(not(target_family = "wasm"))]
 use memory as world;
 
-pub use action::{Action, Event};
+pub use action::{Action, Event, to_json};
 pub use berth_sdk_macros::{data, reconciler, resource};
+pub use child::Child;
 pub use condition::{Condition, Conditions};
 pub use context::{Context, Level, ReadError};
 pub use error::{Error, OrFail, Verdict};
 pub use json::from_json;
 pub use resource::{Kind, Metadata, Readable, Resource, Status};
 pub use run::Reconciler;
+pub use serde_json::json;
 pub use time::Timestamp;
 
 /// What most handlers use.
@@ -89,8 +92,8 @@ pub mod prelude {
     #[cfg(not(target_family = "wasm"))]
     pub use crate::testing;
     pub use crate::{
-        Action, Condition, Conditions, Context, Error, Event, OrFail, Reconciler, Resource, Timestamp, Verdict, data, http, reconciler,
-        resource,
+        Action, Child, Condition, Conditions, Context, Error, Event, OrFail, Reconciler, Resource, Timestamp, Verdict, data, http,
+        reconciler, resource,
     };
 }
 

@@ -21,6 +21,55 @@ use crate::{
 /// # Assumptions
 /// Runs are deduplicated, coalesced and repeated, after a crash at any point too: no handler may count them or expect an order.
 /// An effect is idempotent, keyed by [`Context::idempotency_key`].
+///
+/// # Children and deletion
+/// ```
+/// use berth_sdk::{Kind, Readable, json, prelude::*};
+///
+/// /// A page under a name of its own.
+/// #[resource(group = "web.acme.io", version = "v1", kind = "Website", namespaced)]
+/// pub struct WebsiteSpec {
+///     /// What is shown.
+///     pub text: String,
+/// }
+///
+/// pub struct ConfigMap;
+///
+/// impl Readable for ConfigMap {
+///     const KIND: Kind = Kind { group: "", version: "v1", kind: "ConfigMap", plural: "configmaps", namespaced: true };
+///
+///     fn read(_: &str) -> Result<Self, String> {
+///         Ok(Self)
+///     }
+/// }
+///
+/// pub struct Sites;
+///
+/// #[reconciler(owns(ConfigMap), finalizer, hosts("$settings.dns"))]
+/// impl Reconciler for Sites {
+///     type Object = Website;
+///
+///     fn reconcile(site: &Website, ctx: &Context) -> Result<Action, Error> {
+///         http::put(ctx, format!("{}/{}", ctx.setting("dns")?, site.name())).send()?;
+///         let page = Child::new::<ConfigMap>(format!("{}-page", site.name())).field("data", json!({ "index.html": site.spec.text }));
+///         Ok(Action::await_change().children([page]))
+///     }
+///
+///     // The ConfigMap goes with its owner; the name outside of the cluster does not.
+///     fn finalize(site: &Website, ctx: &Context) -> Result<Action, Error> {
+///         http::delete(ctx, format!("{}/{}", ctx.setting("dns")?, site.name())).send()?;
+///         Ok(Action::await_change())
+///     }
+/// }
+///
+/// let site = testing::json!({ "metadata": { "name": "blog" }, "spec": { "text": "Hello!" } });
+/// let context = || testing::Script::new().setting("dns", "http://dns").respond(|_| Ok(testing::Response::new(200))).context();
+/// let child = &testing::reconcile::<Sites>(&site, &context()).children.unwrap()[0];
+/// assert!(child.contains(r#""metadata":{"name":"blog-page"},"data":{"index.html":"Hello!"}"#));
+/// let ctx = context();
+/// assert_eq!(testing::finalize::<Sites>(&site, &ctx).next, testing::Next::AwaitChange);
+/// assert_eq!(ctx.sent()[0].url, "http://dns/blog");
+/// ```
 pub trait Reconciler {
     /// The resource.
     type Object: Resource;
@@ -28,7 +77,11 @@ pub trait Reconciler {
     /// One step towards the spec.
     fn reconcile(object: &Self::Object, ctx: &Context) -> Result<Action, Error>;
 
-    /// The object is being deleted: undo what lies outside the cluster. Called only where the claim has `finalizer`.
+    /// The object is being deleted: undo what lies outside the cluster. Called only where the claim has `finalizer`, and needed there.
+    ///
+    /// The object stays until this returns [`Action::await_change`]. An error that may heal leads to another try, as often as it takes;
+    /// one that gives up keeps the object, with an Event, until somebody changes it or the next resync. Children need no undoing: they go
+    /// with their owner.
     fn finalize(object: &Self::Object, ctx: &Context) -> Result<Action, Error> {
         let _ = (object, ctx);
         Ok(Action::await_change())
@@ -137,7 +190,7 @@ mod tests {
                 "write" => Ok(Action::await_change()
                     .label("acme.io/a", "b")
                     .no_label("acme.io/c")
-                    .children([json!({ "kind": "Thing" })])
+                    .children([Child::new::<Thing>("child").spec(&thing.spec)])
                     .event(Event::normal("Asked", "Ask", "said yes"))),
                 _ => Ok(Action::await_change()),
             }
@@ -168,7 +221,8 @@ mod tests {
     fn writes_are_data() {
         let outcome = run("write");
         assert_eq!(outcome.labels, [("acme.io/a".to_owned(), Some("b".to_owned())), ("acme.io/c".to_owned(), None)]);
-        assert_eq!(outcome.children, Some(vec![r#"{"kind":"Thing"}"#.to_owned()]));
+        let child = r#"{"apiVersion":"g.example/v1","kind":"Thing","metadata":{"name":"child"},"spec":{"wish":"write"}}"#;
+        assert_eq!(outcome.children, Some(vec![child.to_owned()]));
         assert_eq!((outcome.events.len(), outcome.status), (1, None));
     }
 

@@ -49,7 +49,7 @@ pub fn data(args: TokenStream, item: TokenStream) -> TokenStream {
 /// | `hosts("https://mail.example.com", "$settings.gateway")` | where it sends HTTP requests |
 /// | `read(ConfigMap, all_namespaces, selector = "app=x")` | what it reads, by a type that is `Readable`: in the object's own namespace, or in all; may be repeated, once a kind |
 /// | `owns(Job)` | kinds of its children; may be repeated |
-/// | `finalizer` | wants `finalize` runs |
+/// | `finalizer` | wants `finalize` runs; the `impl` needs a `finalize` then, and only then |
 /// | `label_prefixes("acme.io/")` | labels that it sets |
 #[proc_macro_attribute]
 pub fn reconciler(args: TokenStream, item: TokenStream) -> TokenStream {

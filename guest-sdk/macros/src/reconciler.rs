@@ -3,7 +3,7 @@
 use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{
-    Ident, ItemImpl, LitInt, LitStr, Path, Token, bracketed, parenthesized,
+    Ident, ImplItem, ItemImpl, LitInt, LitStr, Path, Token, bracketed, parenthesized,
     parse::{Parse, ParseStream},
     punctuated::Punctuated,
 };
@@ -176,6 +176,23 @@ fn unknown(name: &Ident, known: &str) -> syn::Error {
     syn::Error::new(name.span(), format!("`{name}` is not known here: {known}"))
 }
 
+/// A finalizer without `finalize` would delay every deletion for nothing, and a `finalize` without it would never be called.
+fn agrees(finalizer: bool, item: &ItemImpl) -> syn::Result<()> {
+    let finalize = item.items.iter().find_map(|item| match item {
+        ImplItem::Fn(function) if function.sig.ident == "finalize" => Some(function),
+        _ => None,
+    });
+    match (finalizer, finalize) {
+        (true, None) => {
+            Err(syn::Error::new_spanned(&item.self_ty, "`finalizer` needs a `fn finalize`: what is to be undone at the deletion"))
+        }
+        (false, Some(function)) => {
+            Err(syn::Error::new_spanned(&function.sig.ident, "`finalize` is never called: add `finalizer` to `#[reconciler(…)]`"))
+        }
+        _ => Ok(()),
+    }
+}
+
 pub fn expand(args: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
     let Args { progress, dead_letter, priority, hosts, reads, owns, finalizer, label_prefixes } = syn::parse2(args)?;
     let item: ItemImpl = syn::parse2(item)?;
@@ -183,6 +200,7 @@ pub fn expand(args: TokenStream, item: TokenStream) -> syn::Result<TokenStream> 
     if item.trait_.is_none() {
         return Err(syn::Error::new_spanned(&item.self_ty, "#[reconciler] goes on an `impl Reconciler for …`"));
     }
+    agrees(finalizer, &item)?;
     let or = |given: Option<LitStr>, default: &str| given.map_or_else(|| quote!(#default), |given| quote!(#given));
     let maybe = |given: Option<LitStr>| given.map_or_else(|| quote!(None), |given| quote!(Some(#given)));
 
@@ -247,4 +265,33 @@ pub fn expand(args: TokenStream, item: TokenStream) -> syn::Result<TokenStream> 
             ::berth_sdk::__private::export!(Exported with_types_in ::berth_sdk::__private::bindings);
         };
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(args: TokenStream, finalize: TokenStream) -> Result<String, String> {
+        let item = quote! {
+            impl Reconciler for Handler {
+                type Object = Thing;
+                fn reconcile(thing: &Thing, ctx: &Context) -> Result<Action, Error> { Ok(Action::await_change()) }
+                #finalize
+            }
+        };
+        expand(args, item).map(|tokens| tokens.to_string()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_finalizer_and_its_function_come_together() {
+        let finalize = quote!(
+            fn finalize(thing: &Thing, ctx: &Context) -> Result<Action, Error> {
+                Ok(Action::await_change())
+            }
+        );
+        assert!(expanded(quote!(finalizer), finalize.clone()).is_ok());
+        assert!(expanded(quote!(), quote!()).is_ok());
+        assert!(expanded(quote!(finalizer), quote!()).expect_err("refused").contains("needs a `fn finalize`"));
+        assert!(expanded(quote!(), finalize).expect_err("refused").contains("never called"));
+    }
 }

@@ -33,7 +33,7 @@ pub struct Serving {
     pub pace: Pace,
     /// The longest that a run may take.
     pub timeout: Duration,
-    /// Name of the ServiceAccount that it reads as.
+    /// Name of the ServiceAccount that it acts as for reads and children; none gives it neither.
     pub service_account: Option<String>,
     /// Whether no object of the kind is run for now.
     pub paused: bool,

@@ -20,6 +20,7 @@
 //! [`host`] puts everything together; [`controller`] is the loop; [`reconcile`] is the one trait; [`plugin`] runs components.
 //! The layers, from the bottom up, and what each module is for, are in `CONTRIBUTING.md`; a test keeps them.
 
+pub mod account;
 pub mod admin;
 pub mod authority;
 pub mod backoff;

@@ -185,6 +185,18 @@ impl Store {
         }
     }
 
+    /// For tests: takes in an object as the watch would.
+    #[cfg(test)]
+    pub(crate) fn insert(&self, object: Object) -> Option<Change> {
+        self.apply(object, false)
+    }
+
+    /// For tests: as if a list were complete.
+    #[cfg(test)]
+    pub(crate) fn set_synced(&self) {
+        self.note(|health| health.synced = true);
+    }
+
     /// For tests: as after a list of these.
     #[cfg(test)]
     pub(crate) fn listed_with(objects: impl IntoIterator<Item = Object>) -> Self {

@@ -9,7 +9,23 @@ use std::{
 /// From the bottom up. A module may name those of its own row and of the rows above it here.
 const LAYERS: [&[&str]; 4] = [
     &["object", "label", "claim", "reads", "reconcile", "fence", "backoff", "queue", "trial"],
-    &["client", "authority", "package", "metrics", "status", "watch", "events", "lease", "source", "plugin", "controlplane", "install"],
+    &[
+        "client",
+        "package",
+        "metrics",
+        "status",
+        "watch",
+        "account",
+        "authority",
+        "children",
+        "finalizer",
+        "events",
+        "lease",
+        "source",
+        "plugin",
+        "controlplane",
+        "install",
+    ],
     &["catalog", "kinds", "reader", "loader", "controller", "keep", "report"],
     &["admin", "log", "shutdown", "host", "cli"],
 ];

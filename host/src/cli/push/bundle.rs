@@ -86,8 +86,9 @@ impl Bundle {
         })
     }
 
-    /// A ClusterRole with the needs and with what the host watches for the plugin to read, and its binding to the host's account.
-    pub fn permissions(&self, needs: &[Needs], reads: &[Read], service_account: &str) -> [Value; 2] {
+    /// A ClusterRole with the needs and with what the host watches for the plugin to read, and its binding to the host's account; where
+    /// the plugin acts as an account, a Role that lets the host impersonate this one and its binding too.
+    pub fn permissions(&self, needs: &[Needs], reads: &[Read], service_account: &str) -> Vec<Value> {
         let name = format!("berth-plugin-{}", self.name());
         let mut rules: Vec<Value> = needs.iter().flat_map(|needs| needs.rules().as_array().cloned().unwrap_or_default()).collect();
         rules.extend(
@@ -101,6 +102,25 @@ impl Bundle {
             "kind": "ClusterRoleBinding",
             "metadata": { "name": name },
             "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name },
+            "subjects": [{ "kind": "ServiceAccount", "name": service_account, "namespace": self.namespace }],
+        });
+        let acts_as = self.package.config.service_account.as_deref();
+        [role, binding].into_iter().chain(acts_as.into_iter().flat_map(|account| self.impersonation(account, service_account))).collect()
+    }
+
+    fn impersonation(&self, account: &str, service_account: &str) -> [Value; 2] {
+        let metadata = json!({ "name": format!("berth-plugin-{}", self.name()), "namespace": self.namespace });
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": metadata,
+            "rules": [{ "apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [account], "verbs": ["impersonate"] }],
+        });
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": metadata["name"] },
             "subjects": [{ "kind": "ServiceAccount", "name": service_account, "namespace": self.namespace }],
         });
         [role, binding]
@@ -243,10 +263,22 @@ mod tests {
         let secrets =
             Kind { group: String::new(), version: "v1".into(), kind: "Secret".into(), plural: "secrets".into(), namespaced: true };
         let reads = [Read { kind: secrets, all_namespaces: false, label_selector: "a=b".into() }];
-        let [role, binding] = bundle.permissions(&[Needs::new("g".into(), "ks".into())], &reads, "berth");
+        let permissions = bundle.permissions(&[Needs::new("g".into(), "ks".into())], &reads, "berth");
+        let [role, binding] = &permissions[..] else { panic!("more than one role: {permissions:?}") };
         assert_eq!(role["rules"][2], json!({ "apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"] }));
         assert_eq!((&role["metadata"]["name"], &role["rules"][1]["resources"][0]), (&json!("berth-plugin-p"), &json!("ks/status")));
         assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
         assert_eq!(binding["subjects"], json!([{ "kind": "ServiceAccount", "name": "berth", "namespace": "ns" }]));
+    }
+
+    #[test]
+    fn the_host_may_impersonate_the_plugins_account_by_name_and_no_other() {
+        let config = Some("serviceAccountName: website".into());
+        let bundle = Bundle::new("p", "ns", ("x.wasm".into(), Bytes::new()), config).expect("bundles");
+        let permissions = bundle.permissions(&[], &[], "berth");
+        assert_eq!((&permissions[2]["kind"], &permissions[2]["metadata"]["namespace"]), (&json!("Role"), &json!("ns")));
+        let rule = json!({ "apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": ["website"], "verbs": ["impersonate"] });
+        assert_eq!(permissions[2]["rules"], json!([rule]));
+        assert_eq!(permissions[3]["subjects"], json!([{ "kind": "ServiceAccount", "name": "berth", "namespace": "ns" }]));
     }
 }

@@ -1,0 +1,279 @@
+//! The ServiceAccounts that plugins act as: which may be impersonated now, and a client that does.
+//!
+//! # Expected flow
+//! Every replica watches the ServiceAccounts of the host's own namespace that carry the label [`LABEL`]. Whoever acts for a plugin asks
+//! [`Accounts::get`] each time, so that a label that is taken away counts at once.
+//!
+//! # Guarantees
+//! An account without the label, of another namespace, or the host's own is never impersonated. The label alone gives nothing: the API
+//! server also asks whether the host's account may impersonate this one by name, and then what this one may do.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{HeaderValue, Request, Response};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use kube::{Api, Client, api::PostParams, client::Body};
+use tokio::sync::watch;
+use tower_service::Service;
+
+use crate::{
+    object::ObjectKey,
+    watch::{self as informer, Store, Target},
+};
+
+/// A ServiceAccount with this label set to `true` may be impersonated by the host.
+pub const LABEL: &str = "berth.acme.io/impersonate";
+/// The longest that the question for the host's own account may take.
+const REVIEW: Duration = Duration::from_secs(10);
+/// When it is asked again after a failure.
+const REVIEW_AGAIN: Duration = Duration::from_secs(5);
+
+/// The accounts of one namespace. One for the process, shared.
+#[derive(Debug)]
+pub struct Accounts {
+    namespace: String,
+    labelled: Arc<Store>,
+    own: Mutex<Own>,
+    changes: watch::Sender<u64>,
+}
+
+/// What is known of the host's own account.
+#[derive(Debug)]
+enum Own {
+    Unknown(String),
+    Known(String),
+}
+
+/// An account that may be impersonated, as of the moment when it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    namespace: String,
+    name: String,
+}
+
+/// Why a plugin cannot act as the account that it names, in a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// `plugin.yaml` names none.
+    #[error("plugin.yaml names no `serviceAccountName`, so it may neither read nor write other objects")]
+    Unnamed,
+    /// It is not there, or is not meant for this.
+    #[error(
+        "there is no ServiceAccount {0} with the label {LABEL}: \"true\" in the namespace {1}: create it, or label it if plugins may act as it"
+    )]
+    Unlabelled(String, String),
+    /// It is the host's own.
+    #[error("the ServiceAccount {0} is the host's own, and no plugin may act as the host: name another one in plugin.yaml")]
+    Own(String),
+    /// The host does not know enough yet.
+    #[error("the host does not know yet {0}")]
+    Unknown(String),
+}
+
+impl Unusable {
+    /// A word for the reason of an Event.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Unnamed => "AccountUnnamed",
+            Self::Unlabelled(..) => "AccountUnlabelled",
+            Self::Own(_) => "AccountOfHost",
+            Self::Unknown(_) => "AccountUnknown",
+        }
+    }
+}
+
+impl Accounts {
+    /// None yet.
+    pub fn new(namespace: &str) -> Arc<Self> {
+        Arc::new(Self {
+            namespace: namespace.to_owned(),
+            labelled: Arc::default(),
+            own: Mutex::new(Own::Unknown("which account it is itself".into())),
+            changes: watch::Sender::new(0),
+        })
+    }
+
+    /// Keeps up with the cluster until it is dropped.
+    pub async fn run(self: Arc<Self>, client: Client, watch_timeout: Duration) -> Infallible {
+        let path = format!("/api/v1/namespaces/{}/serviceaccounts", self.namespace);
+        let target = Target { path, label_selector: Some(format!("{LABEL}=true")), watch_timeout };
+        let accounts = self.clone();
+        let following = informer::run(client.clone(), target, self.labelled.clone(), move |_| accounts.changed());
+        let ((), never) = tokio::join!(self.know_own(client), following);
+        never
+    }
+
+    /// Asks who the host is: outside of a cluster nothing else says it.
+    async fn know_own(&self, client: Client) {
+        let reviews = Api::<SelfSubjectReview>::all(client);
+        loop {
+            let asked = tokio::time::timeout(REVIEW, reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
+            let user = asked.map_err(|_| format!("no answer within {REVIEW:?}")).and_then(|answer| {
+                let review = answer.map_err(|error| error.to_string())?;
+                review.status.and_then(|status| status.user_info?.username).ok_or_else(|| "the answer names no user".to_owned())
+            });
+            let (own, known) = match user {
+                Ok(user) => (Own::Known(user), true),
+                Err(error) => {
+                    tracing::warn!(error, "the host's own account could not be asked for");
+                    (Own::Unknown(format!("which account it is itself: {error}")), false)
+                }
+            };
+            *self.own.lock().expect("no panic while the lock is held") = own;
+            self.changed();
+            if known {
+                return;
+            }
+            tokio::time::sleep(REVIEW_AGAIN).await;
+        }
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|number| *number += 1);
+    }
+
+    /// The account of this name, if a plugin may act as it now.
+    ///
+    /// # Errors
+    /// A sentence that says what to do.
+    pub fn get(&self, name: Option<&str>) -> Result<Account, Unusable> {
+        let account = Account { namespace: self.namespace.clone(), name: name.ok_or(Unusable::Unnamed)?.to_owned() };
+        match &*self.own.lock().expect("no panic while the lock is held") {
+            Own::Known(user) if *user == account.user() => return Err(Unusable::Own(account.to_string())),
+            Own::Known(_) => {}
+            Own::Unknown(what) => return Err(Unusable::Unknown(what.clone())),
+        }
+        if self.labelled.get(&ObjectKey::new(Some(&self.namespace), &account.name)).is_some_and(|object| !object.deleting) {
+            return Ok(account);
+        }
+        let health = self.labelled.health();
+        Err(match health.trouble().filter(|_| !health.synced) {
+            Some(trouble) => Unusable::Unknown(format!("the ServiceAccounts of {}: {trouble}", self.namespace)),
+            None => Unusable::Unlabelled(account.name, account.namespace),
+        })
+    }
+
+    /// Waits until the account is as `usable` says, and returns it where that is so.
+    pub async fn until(&self, name: &str, usable: bool) -> Option<Account> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let account = self.get(Some(name)).ok();
+            if account.is_some() == usable {
+                return account;
+            }
+            // The sender lives in `self`.
+            changes.changed().await.expect("the sender outlives this call");
+        }
+    }
+}
+
+impl Account {
+    /// The user's name for the API server.
+    pub fn user(&self) -> String {
+        format!("system:serviceaccount:{}:{}", self.namespace, self.name)
+    }
+
+    /// A client that acts as this account, over the connections of `client`. The API server adds the groups of ServiceAccounts by
+    /// itself, so the host needs no right to impersonate groups.
+    pub fn client(&self, client: &Client) -> Client {
+        let user = HeaderValue::from_str(&self.user()).expect("names of namespaces and accounts are visible ASCII");
+        Client::new(Impersonate { client: client.clone(), user }, self.namespace.clone())
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Sends each request as another user.
+#[derive(Clone)]
+struct Impersonate {
+    client: Client,
+    user: HeaderValue,
+}
+
+impl Service<Request<Body>> for Impersonate {
+    type Response = Response<Body>;
+    type Error = kube::Error;
+    type Future = Pin<Box<dyn Future<Output = kube::Result<Response<Body>>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<kube::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        request.headers_mut().insert("Impersonate-User", self.user.clone());
+        let client = self.client.clone();
+        Box::pin(async move { client.send(request).await })
+    }
+}
+
+#[cfg(test)]
+impl Accounts {
+    /// For tests: the host is `own`, and these accounts are labelled.
+    pub(crate) fn fixed(namespace: &str, own: &str, labelled: &[&str]) -> Arc<Self> {
+        let accounts = Self::new(namespace);
+        *accounts.own.lock().expect("new") = Own::Known(own.to_owned());
+        for name in labelled {
+            let text = format!(r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{name}","resourceVersion":"1"}}}}"#);
+            accounts.labelled.insert(crate::object::Object::parse(&text).expect("parses"));
+        }
+        accounts.labelled.set_synced();
+        accounts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_labelled_account_that_is_not_the_hosts_own_is_used() {
+        let accounts = Accounts::fixed("sys", "system:serviceaccount:sys:berth", &["mailer", "berth"]);
+        assert_eq!(accounts.get(Some("mailer")).map(|account| account.user()), Ok("system:serviceaccount:sys:mailer".into()));
+        let sentence = |name| accounts.get(name).expect_err("refused").to_string();
+        assert!(sentence(Some("berth")).contains("host's own"));
+        assert!(
+            sentence(Some("other")).contains("berth.acme.io/impersonate: \"true\" in the namespace sys"),
+            "{}",
+            sentence(Some("other"))
+        );
+        assert!(sentence(None).contains("serviceAccountName"));
+    }
+
+    #[test]
+    fn before_the_host_knows_itself_nobody_is_impersonated() {
+        let accounts = Accounts::new("sys");
+        assert!(matches!(accounts.get(Some("mailer")), Err(Unusable::Unknown(_))));
+    }
+
+    #[test]
+    fn an_account_outside_of_the_cluster_is_nobodys_own() {
+        let accounts = Accounts::fixed("sys", "kubernetes-admin", &["berth"]);
+        assert!(accounts.get(Some("berth")).is_ok());
+    }
+
+    #[tokio::test]
+    async fn who_waits_hears_of_a_change() {
+        let accounts = Accounts::fixed("sys", "admin", &[]);
+        let waiting = tokio::spawn({
+            let accounts = accounts.clone();
+            async move { accounts.until("mailer", true).await }
+        });
+        tokio::task::yield_now().await;
+        let text = r#"{"metadata":{"name":"mailer","namespace":"sys","uid":"u","resourceVersion":"2"}}"#;
+        accounts.labelled.insert(crate::object::Object::parse(text).expect("parses"));
+        accounts.changed();
+        assert!(waiting.await.expect("no panic").is_some());
+    }
+}

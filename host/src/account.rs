@@ -52,7 +52,7 @@ enum Own {
 }
 
 /// An account that may be impersonated, as of the moment when it was asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Account {
     namespace: String,
     name: String,

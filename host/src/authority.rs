@@ -1,7 +1,7 @@
 //! What a plugin's ServiceAccount may read, asked of the API server by SubjectAccessReview and remembered for a short while.
 //!
 //! # Expected flow
-//! A read of a run calls [`Authority::check`]. The account itself is looked at first: only one with the label [`MAY_ACT`] can be acted
+//! A read of a run calls [`Authority::check`]. The account itself is looked at first: only one that is [labelled](crate::account) for it can be acted
 //! as, so that who may write a plugin's ConfigMap gains nothing by naming any other.
 //!
 //! # Guarantees
@@ -16,15 +16,12 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use k8s_openapi::api::{
-    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
-    core::v1::ServiceAccount,
-};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::Semaphore, time::Instant};
 
-/// The label, with the value `true`, of ServiceAccounts that plugins may act as.
-pub const MAY_ACT: &str = "berth.acme.io/impersonate";
+use crate::account::{Accounts, Unusable};
+
 /// How long a yes is good for: the longest that a right is used after it was taken away.
 const ALLOWED: Duration = Duration::from_secs(60);
 /// How long a no is good for: as often as the host asks again for its own rights, so that a grant is noticed about as soon.
@@ -36,27 +33,19 @@ const AT_ONCE: usize = 8;
 /// Answers that are kept: some 200 bytes each.
 const REMEMBERED: usize = 4096;
 
-/// A question about an account of the host's namespace.
+/// Whether an account of the host's namespace may read objects.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Question {
-    /// Whether plugins may act as it.
-    MayAct {
-        /// Name of the account.
-        account: String,
-    },
-    /// Whether it may read objects.
-    MayRead {
-        /// Name of the account.
-        account: String,
-        /// `get` or `list`.
-        verb: &'static str,
-        /// API group, empty for the core group.
-        group: String,
-        /// Plural resource name.
-        plural: String,
-        /// None for all namespaces, and for a kind without.
-        namespace: Option<String>,
-    },
+pub struct Question {
+    /// Name of the account.
+    pub account: String,
+    /// `get` or `list`.
+    pub verb: &'static str,
+    /// API group, empty for the core group.
+    pub group: String,
+    /// Plural resource name.
+    pub plural: String,
+    /// None for all namespaces, and for a kind without.
+    pub namespace: Option<String>,
 }
 
 /// The answer: yes, or in a sentence why not and what to do.
@@ -76,6 +65,7 @@ pub enum Denial {
 
 /// See the module.
 pub struct Authority {
+    accounts: Arc<Accounts>,
     ask: Ask,
     answers: Mutex<HashMap<Question, Arc<Remembered>>>,
     open: Semaphore,
@@ -92,17 +82,20 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Remembers what `ask` answers.
-    pub fn new(ask: Ask) -> Self {
-        Self { ask, answers: Mutex::default(), open: Semaphore::new(AT_ONCE) }
+    /// Remembers what `ask` answers about accounts that may be acted as.
+    pub fn new(accounts: Arc<Accounts>, ask: Ask) -> Self {
+        Self { accounts, ask, answers: Mutex::default(), open: Semaphore::new(AT_ONCE) }
     }
 
     /// Whether the account may be acted as, and may do this.
     pub async fn check(&self, account: &str, verb: &'static str, group: &str, plural: &str, namespace: Option<&str>) -> Result<(), Denial> {
-        self.answer(Question::MayAct { account: account.to_owned() }).await?;
+        self.accounts.get(Some(account)).map_err(|unusable| match unusable {
+            Unusable::Unknown(_) => Denial::Unknown(unusable.to_string()),
+            _ => Denial::Forbidden(unusable.to_string()),
+        })?;
         let namespace = namespace.map(str::to_owned);
         let (account, group, plural) = (account.to_owned(), group.to_owned(), plural.to_owned());
-        self.answer(Question::MayRead { account, verb, group, plural, namespace }).await
+        self.answer(Question { account, verb, group, plural, namespace }).await
     }
 
     async fn answer(&self, question: Question) -> Result<(), Denial> {
@@ -144,39 +137,24 @@ pub fn review(client: Client, namespace: &str) -> Ask {
     let namespace = namespace.to_owned();
     Box::new(move |question| {
         let (client, home) = (client.clone(), namespace.clone());
-        match question {
-            Question::MayAct { account } => may_act(client, home, account).boxed(),
-            Question::MayRead { account, verb, group, plural, namespace } => async move {
-                let attributes = ResourceAttributes {
-                    verb: Some(verb.to_owned()),
-                    group: Some(group),
-                    resource: Some(plural.clone()),
-                    namespace: namespace.clone(),
-                    ..ResourceAttributes::default()
-                };
-                let allowed = reviewed(&client, &home, &account, attributes).await?;
-                let place = namespace.map_or_else(|| "in all namespaces".to_owned(), |namespace| format!("in the namespace {namespace:?}"));
-                Ok(if allowed {
-                    Ok(())
-                } else {
-                    Err(format!("the plugin's ServiceAccount {home}/{account} may not {verb} {plural} {place}: bind it to a role with {verb} on {plural}"))
-                })
-            }
-            .boxed(),
+        async move {
+            let Question { account, verb, group, plural, namespace } = question;
+            let attributes = ResourceAttributes {
+                verb: Some(verb.to_owned()),
+                group: Some(group),
+                resource: Some(plural.clone()),
+                namespace: namespace.clone(),
+                ..ResourceAttributes::default()
+            };
+            let allowed = reviewed(&client, &home, &account, attributes).await?;
+            let place = namespace.map_or_else(|| "in all namespaces".to_owned(), |namespace| format!("in the namespace {namespace:?}"));
+            Ok(if allowed {
+                Ok(())
+            } else {
+                Err(format!("the plugin's ServiceAccount {home}/{account} may not {verb} {plural} {place}: bind it to a role with {verb} on {plural}"))
+            })
         }
-    })
-}
-
-async fn may_act(client: Client, home: String, account: String) -> Result<Answer, String> {
-    let found = Api::<ServiceAccount>::namespaced(client, &home).get_opt(&account).await.map_err(|error| error.to_string())?;
-    let labels = found.map(|found| found.metadata.labels.unwrap_or_default());
-    Ok(match labels {
-        None => Err(format!("there is no ServiceAccount {home}/{account}, which plugin.yaml names as `serviceAccountName`")),
-        Some(labels) if labels.get(MAY_ACT).is_some_and(|value| value == "true") => Ok(()),
-        Some(_) => Err(format!(
-            "the ServiceAccount {home}/{account} lacks the label {MAY_ACT}: \"true\", without which no plugin acts as it: kubectl label \
-             serviceaccount {account} -n {home} {MAY_ACT}=true"
-        )),
+        .boxed()
     })
 }
 
@@ -202,16 +180,17 @@ mod tests {
 
     use super::*;
 
+    fn accounts() -> Arc<Accounts> {
+        Accounts::fixed("sys", "system:serviceaccount:sys:berth", &["p", "berth"])
+    }
+
     /// An API server that counts the questions about reads, takes a second for each, and answers as told.
     fn authority(answer: fn(usize) -> Result<Answer, String>) -> (Arc<Authority>, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let count = asked.clone();
-        let authority = Authority::new(Box::new(move |question| {
+        let authority = Authority::new(accounts(), Box::new(move |_| {
             let count = count.clone();
             async move {
-                if matches!(question, Question::MayAct { .. }) {
-                    return Ok(Ok(()));
-                }
                 let number = count.fetch_add(1, Relaxed);
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 answer(number)
@@ -261,7 +240,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_never_answers_is_given_up() {
-        let authority = Authority::new(Box::new(|_| std::future::pending().boxed()));
+        let authority = Authority::new(accounts(), Box::new(|_| std::future::pending().boxed()));
         let started = Instant::now();
         assert!(matches!(check(&authority, "a").await, Err(Denial::Unknown(why)) if why.contains("no answer within 5s")));
         assert_eq!(started.elapsed(), ASK);
@@ -269,16 +248,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_account_that_nobody_may_act_as_is_not_asked_about_further() {
-        let authority = Authority::new(Box::new(|question| {
-            assert!(matches!(question, Question::MayAct { .. }));
-            async { Ok(Err("no label".into())) }.boxed()
-        }));
-        assert_eq!(check(&authority, "a").await, Err(Denial::Forbidden("no label".into())));
+        let authority = Authority::new(accounts(), Box::new(|_| unreachable!("nobody is to be asked")));
+        for (account, words) in [("other", "with the label"), ("berth", "the host's own")] {
+            let denied = authority.check(account, "get", "", "configmaps", None).await;
+            assert!(matches!(&denied, Err(Denial::Forbidden(why)) if why.contains(words)), "{denied:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn no_more_than_a_bounded_number_of_answers_is_kept() {
-        let authority = Authority::new(Box::new(|_| async { Ok(Ok(())) }.boxed()));
+        let authority = Authority::new(accounts(), Box::new(|_| async { Ok(Ok(())) }.boxed()));
         for number in 0..REMEMBERED + 100 {
             check(&authority, &number.to_string()).await.expect("allowed");
         }

@@ -16,7 +16,7 @@
 use std::{
     collections::HashSet,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, RwLock},
+    sync::{Arc, Mutex, RwLock, Weak},
     time::Duration,
 };
 
@@ -29,6 +29,7 @@ use tracing::Instrument;
 use crate::{
     authority::Authority,
     catalog::{Catalog, Serving, Versions},
+    children::{Children, OnDrift},
     events::Recorder,
     fence::{Fence, Leadership},
     kinds::{self, Kinds, Listener, Scope, Watched},
@@ -43,6 +44,8 @@ use crate::{
 };
 
 mod breaker;
+mod children;
+mod finalize;
 pub mod mark;
 mod opinion;
 mod settle;
@@ -88,6 +91,8 @@ pub struct Controller {
     writer: Writer,
     kinds: Arc<Kinds>,
     cluster: Arc<Cluster>,
+    children: Children,
+    on_drift: OnDrift,
     term: RwLock<Option<Arc<Term>>>,
     pruned: Mutex<HashSet<(GroupKind, String)>>,
 }
@@ -149,9 +154,19 @@ impl Controller {
         metrics: Arc<Metrics>,
         recorder: Recorder,
         authority: Authority,
+        children: Children,
     ) -> Arc<Self> {
         let kinds = Arc::new(Kinds::new(settings.scope.clone()));
-        Arc::new(Self {
+        Arc::new_cyclic(|this: &Weak<Self>| Self {
+            on_drift: {
+                let this = this.clone();
+                Arc::new(move |kind, owner, uid| {
+                    if let Some(controller) = this.upgrade() {
+                        controller.drifted(kind, owner, uid);
+                    }
+                })
+            },
+            children,
             writer: Writer::new(client.clone(), settings.write_deadline),
             cluster: Cluster::new(kinds.clone(), authority, metrics.clone()),
             kinds,
@@ -405,11 +420,20 @@ impl Controller {
         // What is watched now, which is not what was watched before if the CRD is another one or the plugin is gone.
         let current = || self.kinds.get(&key.kind)?.get(&key.object);
         term.finish(turn, end.then, end.last.as_deref(), &serving.claim, current);
+        if term.take_held_drift(&key)
+            && let Some(owner) = self.kinds.get(&key.kind).and_then(|watched| watched.get(&key.object))
+            && self.children.of(&key.kind).is_some_and(|brood| brood.drifted(&owner.uid))
+        {
+            self.drifted(&key.kind, &key.object, &owner.uid);
+        }
     }
 }
 
 impl Listener for Controller {
     fn object(&self, kind: &GroupKind, change: Change) {
+        if let (Change::Deleted(gone), Some(brood)) = (&change, self.children.of(kind)) {
+            brood.leave(&gone.uid);
+        }
         let (Some(term), Some(watched)) = (self.current_term(), self.kinds.get(kind)) else { return };
         self.wake_readers_of(&term, kind, &change);
         match change {
@@ -443,7 +467,12 @@ impl Listener for Controller {
     fn serves(&self, kind: &GroupKind, watched: &Arc<Watched>, before: Option<&Arc<Watched>>) {
         self.metrics.kind_added(kind);
         self.pruned.lock().expect("no panic while the lock is held").retain(|(known, _)| known != kind);
+        let owner = &watched.versions.stable.claim.reconciles;
+        let unknown_children = self.children.serve(owner, children::owned(&watched.versions), &self.on_drift);
         let Some(term) = self.current_term() else { return };
+        if unknown_children {
+            term.mistrust_children(kind);
+        }
         match before {
             Some(before) if !before.same_informers(watched) => term.close(kind),
             // What trapped was another version.
@@ -456,8 +485,10 @@ impl Listener for Controller {
         self.open(&term, kind, watched, before.map(|before| &*before.versions));
     }
 
-    fn removed(&self, kind: &GroupKind) {
+    fn removed(&self, kind: &GroupKind, watched: &Arc<Watched>) {
         self.metrics.kind_removed(kind);
+        self.children.remove(kind);
+        self.report_orphans(kind, watched);
         if let Some(term) = self.current_term() {
             term.close(kind);
         }

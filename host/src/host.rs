@@ -17,8 +17,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    account::Accounts,
     admin::{self, Admin, Checks},
     authority::{self, Authority},
+    children::{self, Children},
     client, controller,
     controller::Controller,
     events,
@@ -104,8 +106,14 @@ pub async fn run(
     let (catalog, standings) = (loader.catalog(), loader.standings());
     let (recorder, publishing) = events::recorder(client.clone(), identity);
     let watch_timeout = controller.scope.watch_timeout;
-    let authority = Authority::new(authority::review(client.clone(), &namespace));
-    let controller = Controller::new(client.clone(), catalog, leadership.clone(), controller, metrics.clone(), recorder.clone(), authority);
+    let accounts = Accounts::new(&namespace);
+    let authority = Authority::new(accounts.clone(), authority::review(client.clone(), &namespace));
+    let children =
+        children::Settings { namespaces: controller.scope.namespaces.clone(), watch_timeout, deadline: controller.write_deadline };
+    let children = Children::new(client.clone(), accounts.clone(), children);
+    let accounts = accounts.run(client.clone(), watch_timeout);
+    let controller =
+        Controller::new(client.clone(), catalog, leadership.clone(), controller, metrics.clone(), recorder.clone(), authority, children);
 
     let (changes, deliveries) = mpsc::unbounded_channel();
     let plugins = Arc::new(Store::without_text());
@@ -154,6 +162,7 @@ pub async fn run(
         () = directory => bail!("the watch of the plugin folder has ended"),
         never = configmaps => match never {},
         never = crd_informer => match never {},
+        never = accounts => match never {},
         () = gone(election) => bail!("the elector has ended"),
     }
     tracing::info!("every effect is done; releasing the lease");

@@ -70,8 +70,8 @@ pub trait Listener: Send + Sync + 'static {
     fn moved(&self, kind: &GroupKind);
     /// A kind is watched from now on, or other versions serve it (then `before` is what did).
     fn serves(&self, kind: &GroupKind, watched: &Arc<Watched>, before: Option<&Arc<Watched>>);
-    /// A kind is no longer watched.
-    fn removed(&self, kind: &GroupKind);
+    /// A kind is no longer watched; `watched` is how it was.
+    fn removed(&self, kind: &GroupKind, watched: &Arc<Watched>);
 }
 
 /// A kind that is only read, and which of its objects are watched: as in `kubectl -l`, empty for all.
@@ -168,8 +168,10 @@ impl Kinds {
         }
         let gone: Vec<_> = self.all().into_iter().map(|(kind, _)| kind).filter(|kind| !table.contains_key(kind)).collect();
         for kind in gone {
-            self.watched.write().expect("no panic while the lock is held").remove(&kind);
-            listener.removed(&kind);
+            let watched = self.watched.write().expect("no panic while the lock is held").remove(&kind);
+            if let Some(watched) = watched {
+                listener.removed(&kind, &watched);
+            }
         }
         self.read.write().expect("no panic while the lock is held").retain(|source, _| only_read.contains(source));
         let now = self.collections();

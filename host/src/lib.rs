@@ -13,7 +13,7 @@
 //!                     priority, backoff)      ▼    └────Outcome───── fresh sandbox,
 //!                                    settle: one match                limits, grants)
 //!                                             │
-//!                                             └──▶ status, labels, events — each under the fence of the lease
+//!                                             └──▶ children, status, labels, events, finalizer — each under the fence of the lease
 //! ```
 //!
 //! # Where to go
@@ -25,6 +25,7 @@ pub mod admin;
 pub mod authority;
 pub mod backoff;
 pub mod catalog;
+pub mod children;
 pub mod claim;
 pub mod cli;
 pub mod client;
@@ -32,6 +33,7 @@ pub mod controller;
 pub mod controlplane;
 pub mod events;
 pub mod fence;
+pub mod finalizer;
 pub mod host;
 pub mod install;
 pub mod keep;

@@ -33,13 +33,15 @@ pub enum Verdict {
     HostError,
     /// The API server could not take the outcome; it is kept and written later.
     WriteDelayed,
+    /// A child could not be written, as a grant is missing or somebody else is in the way; the outcome is kept and written later.
+    ChildrenHindered,
     /// The object changed or went away during the run, so the outcome was dropped.
     Outdated,
 }
 
 impl Verdict {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Success,
         Self::Requeue,
         Self::Failure,
@@ -49,6 +51,7 @@ impl Verdict {
         Self::Fenced,
         Self::HostError,
         Self::WriteDelayed,
+        Self::ChildrenHindered,
         Self::Outdated,
     ];
 
@@ -64,6 +67,7 @@ impl Verdict {
             Self::Fenced => "fenced",
             Self::HostError => "host_error",
             Self::WriteDelayed => "write_delayed",
+            Self::ChildrenHindered => "children_hindered",
             Self::Outdated => "outdated",
         }
     }
@@ -158,6 +162,9 @@ pub struct Metrics {
     read_objects: Family<KindLabels, Gauge>,
 }
 
+/// What is written for an object of a kind.
+const WRITES: [&str; 4] = ["status", "metadata", "children", "finalizer"];
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WriteLabels {
     kind: String,
@@ -216,7 +223,7 @@ impl Metrics {
         }
         drop(self.duration.get_or_create(&KindLabels { kind: kind.to_string() }));
         self.breaker(kind, false);
-        for write in ["status", "metadata"] {
+        for write in WRITES {
             drop(self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }));
         }
         for result in Answered::ALL {
@@ -249,9 +256,9 @@ impl Metrics {
         self.breakers.get_or_create(&KindLabels { kind: kind.to_string() }).set(i64::from(open));
     }
 
-    /// A write has been answered: `status` or `metadata`.
-    pub fn wrote(&self, kind: &GroupKind, write: &'static str) {
-        self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }).inc();
+    /// Writes have been answered: `status`, `metadata`, `children` or `finalizer`.
+    pub fn wrote(&self, kind: &GroupKind, write: &'static str, times: usize) {
+        self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }).inc_by(times as u64);
     }
 
     /// A read by a handler of the kind has been answered.

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
 
 use crate::label::Labels;
 
@@ -80,6 +81,15 @@ pub struct GroupKind {
     pub group: Arc<str>,
     /// Kind.
     pub kind: Arc<str>,
+}
+
+impl GroupKind {
+    /// Ten hexadecimal digits that stand for the kind where a name of fixed length is needed, such as in a label or a finalizer. They
+    /// are of the kind and not of the plugin, so that a plugin under another name goes on with what it finds.
+    pub fn mark(&self) -> String {
+        let digest = Sha256::digest(self.to_string());
+        digest[..5].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 impl fmt::Display for GroupKind {
@@ -345,6 +355,13 @@ mod tests {
     fn an_object_without_a_name_is_malformed() {
         assert!(Object::parse(r#"{"metadata":{}}"#).is_err());
         assert!(Object::parse("<html>").is_err());
+    }
+
+    #[test]
+    fn the_mark_of_a_kind_never_changes() {
+        let kind = GroupKind { group: "batch.acme.io".into(), kind: "ReportJob".into() };
+        assert_eq!(kind.mark(), "bd74272ff9");
+        assert_ne!(kind.mark(), GroupKind { kind: "ReportJobs".into(), ..kind.clone() }.mark());
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! - Wakes of one key are folded into one run, and a key never has two turns at once, not even when its lane was closed and opened
 //!   again in between. A wake during a turn leads to another one.
 //! - Nothing is lost: a woken key of an open lane gets a turn, unless it is forgotten or its lane is closed. None starves.
-//! - *Backoff* (after [`Then::Fail`]) doubles with each failure in a row. It ends early only with a new spec, a redrive, a reload or another uid;
+//! - *Backoff* (after [`Then::Fail`]) doubles with each failure in a row. It ends early only with a new spec, a deletion, a redrive, a reload or another uid;
 //!   other wakes are folded into the waiting run, which stays when it was. A *timer* (after [`Then::After`]) gives way to any wake.
 //!   [`Then::Again`] gives way to nothing.
 //! - Order within a lane: by priority, where every 30 s of waiting count as one more; then a live change before a retry or a change of
@@ -55,7 +55,9 @@ pub struct Queue {
 pub enum Cause {
     /// The object is new, or its generation is.
     NewSpec,
-    /// Something else of it changed: labels, annotations, status, deletion.
+    /// It is to be deleted.
+    Deletion,
+    /// Something else of it changed: labels, annotations, status, a child.
     Change,
     /// Somebody asks to try again at once what failed.
     Redrive,
@@ -230,13 +232,14 @@ impl Queue {
 
 impl Cause {
     /// All, for metrics that exist before they count.
-    pub const ALL: [Self; 9] =
-        [Self::NewSpec, Self::Change, Self::Redrive, Self::Timer, Self::Retry, Self::Read, Self::Reload, Self::FirstList, Self::Resync];
+    pub const ALL: [Self; 10] =
+        [Self::NewSpec, Self::Deletion, Self::Change, Self::Redrive, Self::Timer, Self::Retry, Self::Read, Self::Reload, Self::FirstList, Self::Resync];
 
     /// For spans and metric labels.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NewSpec => "new-spec",
+            Self::Deletion => "deletion",
             Self::Change => "change",
             Self::Redrive => "redrive",
             Self::Timer => "timer",
@@ -250,7 +253,7 @@ impl Cause {
 
     /// Whether the failures so far say nothing about the run to come.
     fn starts_afresh(self) -> bool {
-        matches!(self, Self::NewSpec | Self::Redrive | Self::Reload)
+        matches!(self, Self::NewSpec | Self::Deletion | Self::Redrive | Self::Reload)
     }
 }
 

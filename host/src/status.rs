@@ -20,8 +20,10 @@ use crate::{
     object::{Kind, Object, at},
 };
 
+/// <https://www.rfc-editor.org/rfc/rfc7396>
+pub(crate) const MERGE_PATCH: &str = "application/merge-patch+json";
 /// Conflicts in a row after which a write waits for calmer times.
-const CONFLICTS: usize = 10;
+pub(crate) const CONFLICTS: usize = 10;
 /// The longest text of a message field, in bytes; longer ones are cut and marked.
 pub const MESSAGE_MAX: usize = 1024;
 
@@ -173,11 +175,29 @@ impl Writer {
 
     async fn send(&self, method: Method, path: &str, body: Option<&Value>, fence: &Fence) -> Result<Answer, WriteError> {
         let read_only = body.is_none();
-        let mut request = http::Request::builder().method(method).uri(path).header(header::ACCEPT, "application/json");
-        if !read_only {
-            request = request.header(header::CONTENT_TYPE, "application/merge-patch+json");
+        let reply = self.exchange(method, path, body.map(|body| (MERGE_PATCH, body)), fence).await?;
+        match reply.status {
+            status if status.is_success() => Ok(Answer::Object(Box::new(reply.object(read_only)?))),
+            StatusCode::CONFLICT => Ok(Answer::Conflict),
+            StatusCode::NOT_FOUND => Ok(Answer::NotFound),
+            _ => Err(reply.error(read_only)),
         }
-        let bytes = body.map_or_else(Vec::new, |body| serde_json::to_vec(body).expect("a value serializes"));
+    }
+
+    /// One request under the fence, whatever is answered. `body` comes with its content type; without one nothing is changed.
+    pub(crate) async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(&'static str, &Value)>,
+        fence: &Fence,
+    ) -> Result<Reply, WriteError> {
+        let read_only = body.is_none();
+        let mut request = http::Request::builder().method(method).uri(path).header(header::ACCEPT, "application/json");
+        if let Some((content_type, _)) = body {
+            request = request.header(header::CONTENT_TYPE, content_type);
+        }
+        let bytes = body.map_or_else(Vec::new, |(_, body)| serde_json::to_vec(body).expect("a value serializes"));
         let request = request.body(Body::from(bytes)).map_err(|error| WriteError::Refused(error.to_string()))?;
         let exchange = async {
             let response = self.client.send(request).await.map_err(|error| chain(&error))?;
@@ -185,37 +205,54 @@ impl Writer {
             let body = body.collect().await.map_err(|error| chain(&error))?.to_bytes();
             Ok::<_, String>((head, body))
         };
-        let unanswered = |cause: String| {
-            let after = Duration::from_secs(1);
-            if read_only { WriteError::Later { after, cause } } else { WriteError::Lost { after, cause } }
-        };
-        let (head, body) = match fence.guard(self.deadline, exchange).await {
-            Err(Stopped::Fenced) => return Err(WriteError::Fenced),
-            Err(timed_out @ Stopped::TimedOut(_)) => return Err(unanswered(timed_out.to_string())),
-            Ok(Err(cause)) => return Err(unanswered(cause)),
-            Ok(Ok(answer)) => answer,
-        };
-        let text = String::from_utf8_lossy(&body);
-        match head.status {
-            status if status.is_success() => match Object::parse(&text) {
-                Ok(object) => Ok(Answer::Object(Box::new(object))),
-                Err(error) => Err(unanswered(error.to_string())),
-            },
-            StatusCode::CONFLICT => Ok(Answer::Conflict),
-            StatusCode::NOT_FOUND => Ok(Answer::NotFound),
-            status if waits(status) => {
+        match fence.guard(self.deadline, exchange).await {
+            Err(Stopped::Fenced) => Err(WriteError::Fenced),
+            Err(timed_out @ Stopped::TimedOut(_)) => Err(unanswered(read_only, timed_out.to_string())),
+            Ok(Err(cause)) => Err(unanswered(read_only, cause)),
+            Ok(Ok((head, body))) => {
                 let asked = head.headers.get(header::RETRY_AFTER).and_then(|after| after.to_str().ok()?.trim().parse().ok());
-                let cause = format!("{status}: {}", sentence(&text));
-                let after = Duration::from_secs(asked.unwrap_or(1).clamp(1, 120));
-                // A 5xx can come after the commit; what is there is read before the next attempt.
-                if status.is_server_error() && !read_only {
-                    return Err(WriteError::Lost { after, cause });
-                }
-                Err(WriteError::Later { after, cause })
+                let retry_after = Duration::from_secs(asked.unwrap_or(1).clamp(1, 120));
+                Ok(Reply { status: head.status, retry_after, text: String::from_utf8_lossy(&body).into_owned() })
             }
-            status => Err(WriteError::Refused(format!("{status}: {}", sentence(&text)))),
         }
     }
+}
+
+/// What the API server answered.
+pub(crate) struct Reply {
+    pub status: StatusCode,
+    /// How long it asks to wait, or one second.
+    pub retry_after: Duration,
+    pub text: String,
+}
+
+impl Reply {
+    /// The object that it holds.
+    pub(crate) fn object(&self, read_only: bool) -> Result<Object, WriteError> {
+        Object::parse(&self.text).map_err(|error| unanswered(read_only, error.to_string()))
+    }
+
+    /// What it says, where it says that something went wrong.
+    pub(crate) fn sentence(&self) -> String {
+        sentence(&self.text)
+    }
+
+    /// What a failure means for a write.
+    pub(crate) fn error(&self, read_only: bool) -> WriteError {
+        let Self { status, retry_after: after, .. } = *self;
+        let cause = format!("{status}: {}", self.sentence());
+        match status {
+            // A 5xx can come after the commit; what is there is read before the next attempt.
+            status if status.is_server_error() && !read_only => WriteError::Lost { after, cause },
+            status if waits(status) => WriteError::Later { after, cause },
+            _ => WriteError::Refused(cause),
+        }
+    }
+}
+
+fn unanswered(read_only: bool, cause: String) -> WriteError {
+    let after = Duration::from_secs(1);
+    if read_only { WriteError::Later { after, cause } } else { WriteError::Lost { after, cause } }
 }
 
 /// Answers that are the API server's own affair. 401 and 403 heal when a token is rotated or a role is granted.

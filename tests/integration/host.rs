@@ -88,14 +88,12 @@ async fn a_refused_version_keeps_the_last_good_one_serving_and_says_why() {
         claim.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         probe(&claim)
     };
-    let cases: [(Vec<u8>, &str, &str, &str); 9] = [
+    let cases: [(Vec<u8>, &str, &str, &str); 7] = [
         (vec![0; 4096], shipped, "NotAComponent", "no WebAssembly"),
         (good[..good.len() / 2].to_vec(), shipped, "NotAComponent", "not whole"),
         (core_module, shipped, "NotAComponent", "module"),
         (job(json!({"describe": "panic"})), shipped, "TrialFailed", "describe"),
         (job(json!({"describe": "loop"})), shipped, "TrialFailed", "describe"),
-        (job(json!({"owns": true})), shipped, "NotSupportedYet", "children"),
-        (job(json!({"finalizer": true})), shipped, "NotSupportedYet", "finalizer"),
         (good.clone(), "settings: {}\n", "InvalidConfig", "exporter"),
         (good, "timeOut: 3s\n", "InvalidConfig", "timeout"),
     ];
@@ -334,7 +332,7 @@ async fn an_outcome_that_cannot_be_taken_is_a_sentence_and_not_a_loop() {
     let version = cluster.push("probe", &probe(&claim), "").await;
     let host = Host::start(&cluster, "host", &Flags::default()).await;
     cluster.until_serving("probe", &version).await;
-    for (what, words) in [("deepjson", "64"), ("children", "children"), ("badlabel", "elsewhere.io/phase"), ("trap", "trap")] {
+    for (what, words) in [("deepjson", "64"), ("badlabel", "elsewhere.io/phase"), ("trap", "trap")] {
         cluster.create(Resource::PROBE, what, json!({"do": what})).await;
         let object = cluster.until_phase(Resource::PROBE, what, "Failed", SOON).await;
         let message = object["status"]["message"].as_str().unwrap_or_default();

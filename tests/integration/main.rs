@@ -3,12 +3,16 @@
 //! Each test has namespaces, plugins, back ends and a host process of its own, on a control plane that all of them share. On failure it
 //! shows its objects, the host's log and the host's last requests to the API server.
 
+/// Children: applied as the plugin's own account, kept as they are wanted, never taken from anybody.
+mod children;
 /// What ships under `deploy/`: CRDs that refuse bad input, the label of a new job, pods for the restricted profile.
 mod deploy;
 /// EmailRequest, end to end: sent once, whatever happens in between.
 mod email_request;
 /// Faults of the API server and of the way to it, by the fault proxy.
 mod faults;
+/// Finalizers: an object that a plugin has to undo something for is gone only when that is done.
+mod finalizer;
 /// Plugins come, change, are refused and go, without a restart; one plugin does not disturb another.
 mod host;
 /// The host's source code keeps its layers.

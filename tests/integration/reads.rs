@@ -189,7 +189,7 @@ async fn the_plugins_account_is_needed_and_has_to_be_granted_the_verb() {
     until_unread(&cluster, "p", "forbidden", &["there is no ServiceAccount", &account_name]).await;
     let bare = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "reader", "namespace": cluster.system()}});
     cluster.install([bare]).await;
-    until_unread(&cluster, "p", "forbidden", &["lacks the label berth.acme.io/impersonate", &account_name]).await;
+    until_unread(&cluster, "p", "forbidden", &["with the label berth.acme.io/impersonate", &account_name]).await;
     account(&cluster).await;
     let place = format!("in the namespace {ns:?}");
     until_unread(&cluster, "p", "forbidden", &[&format!("{account_name} may not get configmaps {place}")]).await;

@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::{
+    children::Child,
     claim::{Claim, DeadLetter, Progress},
+    finalizer,
     metrics::Verdict,
     object::{Object, at},
     queue::Then,
@@ -19,6 +21,10 @@ const HOST_PAUSE: Duration = Duration::from_secs(1);
 /// What follows from a run.
 #[derive(Debug)]
 pub struct Settlement {
+    /// What is to exist before the status is written; none leaves it as it is.
+    pub children: Option<Vec<Child>>,
+    /// Whether it is of a run that did not fail, so that its children are as they are to be.
+    pub ran_well: bool,
     /// Merge patch of the status; none where nothing differs.
     pub status: Option<Value>,
     /// Labels that the handler wants, without the mirror label.
@@ -33,12 +39,29 @@ pub struct Settlement {
     pub counted: bool,
     /// Why the object was given up on, if it was.
     pub gave_up: Option<String>,
+    /// Failures that were counted before the run.
+    pub failures: u32,
+    /// Whether the finalizer is taken off the object at the end.
+    pub release: bool,
 }
 
 impl Settlement {
     /// Writes nothing.
     pub fn nothing(then: Then, verdict: Verdict) -> Self {
-        Self { status: None, labels: Vec::new(), events: Vec::new(), then, verdict, counted: false, gave_up: None }
+        let (labels, events) = (Vec::new(), Vec::new());
+        Self {
+            children: None,
+            ran_well: false,
+            status: None,
+            labels,
+            events,
+            then,
+            verdict,
+            counted: false,
+            gave_up: None,
+            failures: 0,
+            release: false,
+        }
     }
 
     /// Re-opens an object of a claim that can be settled. It runs once that is written.
@@ -49,30 +72,18 @@ impl Settlement {
 
 /// Decides. `value` is `object` parsed; `failures` is how many failures are counted so far for this version of the spec.
 pub fn settle(claim: &Claim, object: &Object, value: &Value, failures: u32, result: Result<Outcome, Failure>) -> Settlement {
-    let given = at(value, "status").cloned().unwrap_or(Value::Null);
-    let (outcome, next) = match result {
-        Ok(outcome) => {
-            let next = outcome.next.clone();
-            (outcome, next)
-        }
-        Err(Failure::Fenced) => return Settlement::nothing(Then::Again(HOST_PAUSE), Verdict::Fenced),
-        Err(failure @ Failure::Host(_)) => {
-            tracing::error!(%failure, "not run");
-            return Settlement::nothing(Then::Again(HOST_PAUSE), Verdict::HostError);
-        }
-        Err(failure) => {
-            let next = Next::Retry(failure.to_string());
-            (Outcome::just(next.clone()), next)
-        }
+    let outcome = match outcome(result) {
+        Ok(outcome) => outcome,
+        Err(not_run) => return *not_run,
     };
     let own_status = outcome.status.is_some();
-    let mut status = Status { fields: outcome.status.unwrap_or_else(|| given.clone()), given };
+    let mut status = Status::new(value, outcome.status);
     let mut events = outcome.events;
-    let cause = match &next {
+    let cause = match &outcome.next {
         Next::GiveUp(cause) | Next::Retry(cause) | Next::RetryAfter(_, cause) => Some(cause.clone()),
         Next::AwaitChange | Next::After(_) => None,
     };
-    let (then, verdict) = match next {
+    let (then, verdict) = match outcome.next {
         Next::AwaitChange => {
             status.forgive(claim, failures, own_status);
             status.stamp(claim, object, own_status);
@@ -94,10 +105,78 @@ pub fn settle(claim: &Claim, object: &Object, value: &Value, failures: u32, resu
         status: difference(&status.given, &status.fields),
         labels: outcome.labels,
         events,
-        then,
-        verdict,
         counted: matches!(verdict, Verdict::Failure | Verdict::DeadLetter),
+        ran_well: ran_well(verdict),
         gave_up: cause.filter(|_| matches!(verdict, Verdict::GiveUp | Verdict::DeadLetter)),
+        failures,
+        ..Settlement::nothing(then, verdict)
+    }
+}
+
+/// Decides for a run at the deletion of the object. Failures are not counted in the status, and none is the last one: only the
+/// handler's success takes the finalizer off. `failures` is how many there were in a row.
+pub fn farewell(claim: &Claim, object: &Object, value: &Value, failures: u32, result: Result<Outcome, Failure>) -> Settlement {
+    let outcome = match outcome(result) {
+        Ok(outcome) => outcome,
+        Err(not_run) => return *not_run,
+    };
+    let mut status = Status::new(value, outcome.status);
+    status.keep("status.observedGeneration");
+    if let Some(retries) = claim.dead_letter.as_ref().and_then(|letter| letter.retries_field.as_ref()) {
+        status.keep(retries);
+    }
+    let cause = match &outcome.next {
+        Next::Retry(cause) | Next::RetryAfter(_, cause) | Next::GiveUp(cause) => Some(cause),
+        Next::AwaitChange | Next::After(_) => None,
+    };
+    if let (Some(cause), Some(letter)) = (cause, &claim.dead_letter) {
+        status.set(&letter.message_field, cut(cause, MESSAGE_MAX).into());
+    }
+    let mut events = outcome.events;
+    let fail = |cause: String, after, events: &mut Vec<Event>| {
+        if failures == 0 {
+            events.push(warning("FinalizeFailed", &cause));
+        }
+        (Then::Fail { cause, after }, Verdict::Failure)
+    };
+    let (then, verdict) = match outcome.next {
+        Next::AwaitChange => (Then::Wait, Verdict::Success),
+        Next::After(after) => (Then::After(after), Verdict::Requeue),
+        Next::GiveUp(cause) => {
+            let command = finalizer::removal(&claim.reconciles, object);
+            events
+                .push(warning("FinalizeGaveUp", &format!("{}; the object stays until its finalizer is gone: {command}", cut(&cause, 400))));
+            (Then::Stop, Verdict::GiveUp)
+        }
+        Next::Retry(cause) => fail(cause, None, &mut events),
+        Next::RetryAfter(after, cause) => fail(cause, Some(after), &mut events),
+    };
+    Settlement {
+        status: difference(&status.given, &status.fields),
+        labels: outcome.labels,
+        events,
+        failures,
+        ran_well: ran_well(verdict),
+        release: verdict == Verdict::Success,
+        ..Settlement::nothing(then, verdict)
+    }
+}
+
+fn ran_well(verdict: Verdict) -> bool {
+    matches!(verdict, Verdict::Success | Verdict::Requeue | Verdict::GiveUp)
+}
+
+/// The outcome of a run; a run without one is a failure to be retried, unless the handler had no part in it.
+fn outcome(result: Result<Outcome, Failure>) -> Result<Outcome, Box<Settlement>> {
+    let not_run = |verdict| Err(Box::new(Settlement::nothing(Then::Again(HOST_PAUSE), verdict)));
+    match result {
+        Ok(outcome) => Ok(outcome),
+        Err(Failure::Fenced) => not_run(Verdict::Fenced),
+        Err(failure @ Failure::Host(_)) => {
+            tracing::error!(%failure, "not run");
+            not_run(Verdict::HostError)
+        }
+        Err(failure) => Ok(Outcome::just(Next::Retry(failure.to_string()))),
     }
 }
 
@@ -140,6 +219,12 @@ pub fn standing(claim: &Claim, object: &Object, value: &Value) -> Standing {
     }
 }
 
+/// Whether the object is settled because it failed for good.
+pub fn is_dead(claim: &Claim, value: &Value) -> bool {
+    let (Some(progress), Some(letter)) = (&claim.progress, &claim.dead_letter) else { return false };
+    at(value, &progress.phase_field).and_then(Value::as_str) == Some(letter.phase.as_str())
+}
+
 /// How many failures the status accounts for.
 pub fn retries(claim: &Claim, value: &Value) -> Option<u32> {
     let field = claim.dead_letter.as_ref()?.retries_field.as_ref()?;
@@ -177,6 +262,12 @@ struct Status {
 }
 
 impl Status {
+    /// Of an object, with the status that the handler returned, if any.
+    fn new(value: &Value, own: Option<Value>) -> Self {
+        let given = at(value, "status").cloned().unwrap_or(Value::Null);
+        Self { fields: own.unwrap_or_else(|| given.clone()), given }
+    }
+
     /// Success sets the failure account back. Where the handler sent no status, the host takes its own message away too.
     fn forgive(&mut self, claim: &Claim, failures: u32, own_status: bool) {
         let Some(DeadLetter { retries_field, message_field, .. }) = &claim.dead_letter else { return };

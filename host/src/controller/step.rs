@@ -1,4 +1,8 @@
 //! What a turn does: pays what is owed, leaves what is settled, re-opens what is stale, runs the handler, and has the outcome written.
+//!
+//! # Guarantees
+//! Where the claim asks for it, an object has the finalizer before its first run, whichever phase it is in; it is deleted only after a
+//! `finalize` run has succeeded. A finalizer that the serving version does not claim any more is taken off by the host at the deletion.
 
 use std::sync::Arc;
 
@@ -6,11 +10,13 @@ use serde_json::Value;
 
 use super::{
     Controller, End, Fault, PAUSED, Work,
+    children::with_children,
     mark::{Mark, Moment, annotation, asked_again},
-    settle::{Settlement, Standing, reopen, retries, settle, standing},
+    settle::{Settlement, Standing, is_dead, reopen, retries, settle, standing},
     write::{Owed, State},
 };
 use crate::{
+    finalizer,
     metrics::Verdict,
     object::{Object, at},
     queue::{Then, Turn},
@@ -42,7 +48,19 @@ impl Controller {
         if paused {
             return finished(object);
         }
+        match (object.deleting, finalizer::holds(&object, &work.key.kind)) {
+            (true, true) => return self.say_farewell(work, turn, object, &value).await,
+            (false, false) if claim.finalizer => match self.add_finalizer(work, &object).await {
+                Ok(with_finalizer) => {
+                    value = with_finalizer.value();
+                    object = with_finalizer;
+                }
+                Err(error) => return self.unwritten(work, object, None, error),
+            },
+            _ => {}
+        }
         match self.standing(work, &object, &value) {
+            Standing::Settled if self.tends_children(work, &object, &value) => {}
             Standing::Settled => {
                 let only_marks = Settlement::nothing(Then::Wait, Verdict::Settled);
                 let state = State { object, merged: false };
@@ -67,13 +85,14 @@ impl Controller {
             Some(retries) => retries,
             None => turn.failures,
         };
-        let result = self.handle(work, turn, object.clone(), &value, failures).await;
+        let result = self.handle(work, turn, object.clone(), &value, failures, Phase::Apply).await;
+        let (result, children) = with_children(work, &object, result);
         let fault = Fault::of(&result);
         if work.trial.is_some() && fault.is_some() {
             return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
         }
-        let settlement = settle(claim, &object, &value, failures, result);
-        let end = self.write(work, object, settlement, failures).await;
+        let settlement = Settlement { children, ..settle(claim, &object, &value, failures, result) };
+        let end = self.write(work, object, settlement).await;
         End { fault: fault.or(end.fault), ..end }
     }
 
@@ -92,14 +111,30 @@ impl Controller {
         }
     }
 
-    async fn handle(&self, work: &Work<'_>, turn: &Turn, object: Arc<Object>, value: &Value, failures: u32) -> Result<Outcome, Failure> {
+    /// Whether a settled object is run because its children may not be as they were: they are part of what it is settled with. Those of
+    /// one that was given up on are left alone.
+    fn tends_children(&self, work: &Work<'_>, object: &Object, value: &Value) -> bool {
+        let claim = &work.serving.claim;
+        let given_up = || is_dead(claim, value) || Mark::of(object, value).is_some();
+        !object.deleting && !claim.owns.is_empty() && work.term.children_due(work.key) && !given_up()
+    }
+
+    pub(super) async fn handle(
+        &self,
+        work: &Work<'_>,
+        turn: &Turn,
+        object: Arc<Object>,
+        value: &Value,
+        failures: u32,
+        phase: Phase,
+    ) -> Result<Outcome, Failure> {
         let serving = &work.serving;
         let said = |field: &String| at(value, field).and_then(Value::as_str).map(str::to_owned);
         let in_status =
             serving.claim.dead_letter.as_ref().filter(|_| failures > 0).and_then(|dead_letter| said(&dead_letter.message_field));
         let request = Request {
             key: work.key.clone(),
-            phase: Phase::Apply,
+            phase,
             attempt: failures.max(turn.failures),
             last_failure: turn.last_failure.clone().or(in_status),
             idempotency_key: idempotency_key(work, &object),

@@ -58,6 +58,10 @@ struct Tracked {
     /// The generation for which the status counts failures, as far as this term knows.
     counted_for: Option<i64>,
     pending: Option<Pending>,
+    /// Whether its children may not be as they are to be, as far as this term knows.
+    children_due: bool,
+    /// Whether somebody touched them while it ran.
+    drift_held: bool,
 }
 
 /// An outcome whose write is owed.
@@ -240,6 +244,41 @@ impl Term {
         }
     }
 
+    /// The children of an object are not as they are to be: it is woken, or if it runs, what that means is left to its end.
+    pub fn drifted(&self, key: &Key, claim: &Claim, object: &Object) {
+        let mut tracked = self.lock();
+        match tracked.get_mut(key) {
+            Some(known) if known.running => known.drift_held = true,
+            Some(known) => {
+                known.children_due = true;
+                self.queue.wake(key, &object.uid, Cause::Change, priority(claim, object));
+            }
+            None => {}
+        }
+    }
+
+    /// Whether somebody touched the object's children while it ran. Asked once, after its end.
+    pub fn take_held_drift(&self, key: &Key) -> bool {
+        self.lock().get_mut(key).is_some_and(|known| std::mem::take(&mut known.drift_held))
+    }
+
+    /// Nothing is known any more of the children of all objects of a kind.
+    pub fn mistrust_children(&self, kind: &GroupKind) {
+        self.lock().iter_mut().filter(|(key, _)| key.kind == *kind).for_each(|(_, known)| known.children_due = true);
+    }
+
+    /// Whether the object's children have yet to be looked at, in this term or since somebody touched them.
+    pub fn children_due(&self, key: &Key) -> bool {
+        self.lock().get(key).is_some_and(|known| known.children_due)
+    }
+
+    /// The object's children are as its last run wants them.
+    pub fn children_done(&self, key: &Key) {
+        if let Some(known) = self.lock().get_mut(key) {
+            known.children_due = false;
+        }
+    }
+
     /// Failures of this generation are in the status now.
     pub fn counted(&self, key: &Key, generation: i64) {
         if let Some(known) = self.lock().get_mut(key) {
@@ -301,15 +340,20 @@ impl Term {
 
 impl Tracked {
     fn new(seen: Seen) -> Self {
-        Self { seen, running: false, counted_for: None, pending: None }
+        Self { seen, running: false, counted_for: None, pending: None, children_due: true, drift_held: false }
     }
 
     /// Takes in another state and says what kind of difference it is.
     fn renew(&mut self, seen: Seen) -> Cause {
-        let cause = if seen.is_new_spec_after(&self.seen) { Cause::NewSpec } else { Cause::Change };
+        let cause = match () {
+            () if seen.is_new_spec_after(&self.seen) => Cause::NewSpec,
+            () if seen.deleting && !self.seen.deleting => Cause::Deletion,
+            () => Cause::Change,
+        };
         if seen.uid != self.seen.uid {
             self.counted_for = None;
             self.pending = None;
+            self.children_due = true;
         } else if cause == Cause::NewSpec && self.counted_for.is_none() {
             self.counted_for = Some(self.seen.generation);
         }
@@ -493,6 +537,41 @@ mod tests {
         bench.term.finish(turn, Then::Fail { cause: "gone".into(), after: None }, None, &claim(), || None);
         tokio::time::advance(Duration::from_secs(3)).await;
         assert!(bench.turn().await.is_none() && bench.term.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_does_not_wait_for_the_backoff_of_what_failed_before() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.observe(&first);
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &first);
+        let failed = Then::Fail { cause: "down".into(), after: None };
+        bench.term.finish(turn, failed, Some(&first), &claim(), || Some(first.clone()));
+        let going = Object { deleting: true, generation: 2, ..Object::clone(&first) };
+        bench.observe(&going);
+        let turn = bench.turn().await.expect("at once");
+        assert_eq!((turn.cause, turn.failures), (Cause::Deletion, 0));
+        turn.done(Then::Wait);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn drift_wakes_an_object_and_while_it_runs_is_left_to_the_end() {
+        let bench = Bench::new();
+        let first = object("u", 1, 1, json!({}));
+        bench.observe(&first);
+        assert!(bench.term.children_due(&bench.key), "what a former term left has to be looked at");
+        let turn = bench.turn().await.expect("new");
+        bench.term.begin(&bench.key, &first);
+        bench.term.drifted(&bench.key, &claim(), &first);
+        bench.term.children_done(&bench.key);
+        bench.finish(turn, &first, &first);
+        assert!(bench.turn().await.is_none());
+        assert!(bench.term.take_held_drift(&bench.key) && !bench.term.take_held_drift(&bench.key));
+        assert!(!bench.term.children_due(&bench.key));
+        bench.term.drifted(&bench.key, &claim(), &first);
+        assert!(bench.term.children_due(&bench.key));
+        assert_eq!(bench.turn().await.expect("drifted").cause, Cause::Change);
     }
 
     #[test]

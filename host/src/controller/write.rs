@@ -1,4 +1,5 @@
-//! How an outcome reaches the API server: the status first, then labels and annotations, then Events; what cannot be written now is owed.
+//! How an outcome reaches the API server: children, then the status, which acknowledges them, then labels, annotations and Events, or at
+//! a deletion the finalizer; what cannot be written now is owed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +8,7 @@ use serde_json::Value;
 use super::{
     Controller, End, Fault, Work,
     mark::{Mark, Moment},
-    settle::{Settlement, mirror, settle},
+    settle::{Settlement, farewell, mirror, settle},
     term::Pending,
 };
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
 };
 
 /// The first pause before a write that the API server could not take is tried again; doubled up to [`OWED_MAX`].
-const OWED_BASE: Duration = Duration::from_secs(1);
+pub(super) const OWED_BASE: Duration = Duration::from_secs(1);
 const OWED_MAX: Duration = Duration::from_secs(30);
 
 /// An object after a write.
@@ -31,9 +32,9 @@ pub(super) struct State {
 
 /// A write that is still owed, as it is handed on: what it is, how often it was tried, and whether it may have happened.
 pub(super) struct Owed {
-    settlement: Settlement,
-    attempts: u32,
-    uncertain: bool,
+    pub settlement: Settlement,
+    pub attempts: u32,
+    pub uncertain: bool,
 }
 
 impl Owed {
@@ -44,14 +45,21 @@ impl Owed {
 }
 
 impl Controller {
-    /// Writes an outcome: the status first, which is the acknowledgement, then labels and annotations, then events.
-    pub(super) async fn write(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement, failures: u32) -> End {
+    /// Writes an outcome: first the children, then the status, which is the acknowledgement, then the rest.
+    pub(super) async fn write(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement) -> End {
+        let settlement = match self.write_children(work, &object, settlement, 0).await {
+            Ok(settlement) => settlement,
+            Err(end) => return end,
+        };
         let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
         let state = match &patch {
             None => State { object, merged: false },
             Some(patch) => match self.write_status(work, &object, patch).await {
                 Ok(state) => state,
-                Err(WriteError::Refused(sentence)) => return self.write_refusal(work, object, sentence, failures).await,
+                Err(WriteError::Refused(sentence)) => {
+                    let refused = Failure::Refused(format!("its status: {sentence}"));
+                    return self.write_refusal(work, object, refused, settlement.failures).await;
+                }
                 Err(error) => {
                     return self.unwritten(work, object, Some(Owed::first(settlement)), error);
                 }
@@ -62,12 +70,15 @@ impl Controller {
 
     /// What comes after the status: the account of failures, labels and events. Labels that cannot be written now are owed.
     pub(super) async fn written(&self, work: &Work<'_>, state: State, settlement: Settlement, attempts: u32) -> End {
-        let Settlement { status: _, labels, events, then, verdict, counted, gave_up } = settlement;
+        let Settlement { children, ran_well, status: _, labels, events, then, verdict, counted, gave_up, failures, release } = settlement;
         if counted {
             work.term.counted(work.key, state.object.generation);
         }
         self.publish(work, &events);
         let State { object, merged } = state;
+        if release {
+            return self.release(work, object, Settlement { failures, release, ..Settlement::nothing(then, verdict) }, attempts).await;
+        }
         let moment = if verdict == Verdict::Settled { Moment::Settled } else { Moment::Ran(gave_up.as_deref()) };
         match self.write_metadata(work, &object, &labels, moment).await {
             Ok(State { object: last, merged: later }) => {
@@ -76,7 +87,7 @@ impl Controller {
                 End::of(then, verdict, last)
             }
             Err(error @ (WriteError::Later { .. } | WriteError::Lost { .. })) => {
-                let rest = Settlement { labels, gave_up, ..Settlement::nothing(then, verdict) };
+                let rest = Settlement { children, ran_well, labels, gave_up, failures, ..Settlement::nothing(then, verdict) };
                 self.unwritten(work, object, Some(Owed { settlement: rest, attempts, uncertain: false }), error)
             }
             Err(WriteError::Changed(current)) => {
@@ -92,16 +103,16 @@ impl Controller {
         }
     }
 
-    /// The API server will never take this status: the object says so instead, as a failure of the handler. Of a version on trial
+    /// The API server will never take what the run wants: the object says so instead, as a failure of the handler. Of a version on trial
     /// the object says nothing.
-    pub(super) async fn write_refusal(&self, work: &Work<'_>, object: Arc<Object>, sentence: String, failures: u32) -> End {
-        let refused = Failure::Refused(format!("its status: {sentence}"));
+    pub(super) async fn write_refusal(&self, work: &Work<'_>, object: Arc<Object>, refused: Failure, failures: u32) -> End {
         let cause = refused.to_string();
         let fault = Some(Fault { cause: cause.clone(), broken: true });
         if work.trial.is_some() {
             return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
         }
-        let settlement = settle(&work.serving.claim, &object, &object.value(), failures, Err(refused));
+        let decide = if object.deleting { farewell } else { settle };
+        let settlement = decide(&work.serving.claim, &object, &object.value(), failures, Err(refused));
         let written = match &settlement.status {
             Some(patch) => self.write_status(work, &object, patch).await,
             None => Ok(State { object: object.clone(), merged: false }),
@@ -124,7 +135,7 @@ impl Controller {
             Err(WriteError::Changed(current)) if is_state_after(object, &current, patch) => Written { object: *current, merged: true },
             answer => answer?,
         };
-        self.metrics.wrote(&work.key.kind, "status");
+        self.metrics.wrote(&work.key.kind, "status", 1);
         let lost = pruned(patch, at(&answer.value(), "status").unwrap_or(&Value::Null));
         if !lost.is_empty() {
             let mut known = self.pruned.lock().expect("no panic while the lock is held");
@@ -165,7 +176,7 @@ impl Controller {
         }
         let patch = Metadata { labels: &wanted, annotations: &annotations };
         let Written { object: answer, merged } = self.writer.patch_metadata(&claim.reconciles, object, patch, &work.fence).await?;
-        self.metrics.wrote(&work.key.kind, "metadata");
+        self.metrics.wrote(&work.key.kind, "metadata", 1);
         Ok(State { object: self.observe(work, answer), merged })
     }
 
@@ -198,24 +209,27 @@ impl Controller {
             }
         }
         let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
+        let as_it_is = State { object: object.clone(), merged: false };
         match patch {
-            None if same_work(&given, object) => {
-                let state = State { object: object.clone(), merged: false };
-                Ok(self.written(work, state, settlement, attempts).await)
-            }
-            Some(patch) if same_work(&given, object) => match self.write_status(work, object, &patch).await {
-                Ok(state) => Ok(self.written(work, state, settlement, 0).await),
-                Err(error) => {
-                    let owed = Owed { settlement, attempts, uncertain: false };
-                    Ok(self.unwritten(work, object.clone(), Some(owed), error))
-                }
-            },
             // The answer was lost, but the write was not.
-            Some(patch) if is_state_after(&given, object, &patch) => {
-                let state = State { object: object.clone(), merged: false };
-                Ok(self.written(work, state, settlement, 0).await)
+            Some(patch) if !same_work(&given, object) && is_state_after(&given, object, &patch) => {
+                Ok(self.written(work, as_it_is, settlement, 0).await)
             }
-            _ => Err(object.clone()),
+            _ if !same_work(&given, object) => Err(object.clone()),
+            patch => {
+                let settlement = match self.write_children(work, object, settlement, attempts).await {
+                    Ok(settlement) => settlement,
+                    Err(end) => return Ok(end),
+                };
+                let Some(patch) = patch else { return Ok(self.written(work, as_it_is, settlement, attempts).await) };
+                match self.write_status(work, object, &patch).await {
+                    Ok(state) => Ok(self.written(work, state, settlement, 0).await),
+                    Err(error) => {
+                        let owed = Owed { settlement, attempts, uncertain: false };
+                        Ok(self.unwritten(work, object.clone(), Some(owed), error))
+                    }
+                }
+            }
         }
     }
 

@@ -47,8 +47,6 @@ pub mod reason {
     pub const TOO_LARGE: &str = "TooLarge";
     /// `plugin.yaml` does not say what it may.
     pub const INVALID_CONFIG: &str = "InvalidConfig";
-    /// It asks for what only a later version of Berth can do.
-    pub const NOT_SUPPORTED_YET: &str = "NotSupportedYet";
     /// Not a WebAssembly component.
     pub const NOT_A_COMPONENT: &str = "NotAComponent";
     /// A component with imports or exports that this host does not know.

@@ -14,24 +14,11 @@ const ENTRIES: usize = 64;
 
 /// Checks everything that can be known without the cluster.
 pub fn check(claim: &Claim) -> Result<(), Refusal> {
-    later(claim)?;
     judge(claim).map_err(|what| Refusal::new(reason::INVALID_CLAIM, format!("The claim of the handler is not valid: {what}.")))
 }
 
-fn later(claim: &Claim) -> Result<(), Refusal> {
-    let what = if !claim.owns.is_empty() {
-        "`owns`: writing children"
-    } else if claim.finalizer {
-        "`finalizer`: running at deletion"
-    } else {
-        return Ok(());
-    };
-    let message = format!("The handler claims {what} comes in a later version of Berth; build it without, to use it with this one.");
-    Err(Refusal::new(reason::NOT_SUPPORTED_YET, message))
-}
-
 fn judge(claim: &Claim) -> Result<(), String> {
-    let Claim { reconciles, progress, dead_letter, priority_field, reads, owns: _, hosts, finalizer: _, label_prefixes, sdk: _ } = claim;
+    let Claim { reconciles, progress, dead_letter, priority_field, reads, owns, hosts, finalizer: _, label_prefixes, sdk: _ } = claim;
     kind(reconciles)?;
     let mut status_fields = BTreeSet::from(["status.observedGeneration"]);
     if let Some(progress) = progress {
@@ -49,15 +36,45 @@ fn judge(claim: &Claim) -> Result<(), String> {
         }
     }
     reads.iter().enumerate().try_for_each(|(place, read)| self::read(read, reconciles, &reads[..place]))?;
+    self::owns(owns, reconciles)?;
     hosts.iter().try_for_each(|host| self::host(host))?;
     label_prefixes.iter().try_for_each(|prefix| self::prefix(prefix))
 }
 
 fn kind(kind: &Kind) -> Result<(), String> {
-    let Kind { group, version, kind, plural, namespaced: _ } = kind;
+    let group = &kind.group;
     if !is_subdomain(group) || !group.contains('.') {
         return Err(format!("{group:?} is no group of a CustomResourceDefinition, such as notify.acme.io"));
     }
+    any_kind(kind)
+}
+
+/// The kinds of the children: of any group, Kubernetes' own included.
+fn owns(owns: &[Kind], reconciles: &Kind) -> Result<(), String> {
+    if owns.len() > ENTRIES {
+        return Err(format!("`owns` has {} entries, more than the {ENTRIES} that it may have", owns.len()));
+    }
+    let mut seen = BTreeSet::new();
+    for kind in owns {
+        any_kind(kind).map_err(|what| format!("`owns`: {what}"))?;
+        if !kind.group.is_empty() && !is_subdomain(&kind.group) {
+            return Err(format!("`owns`: {:?} is no API group", kind.group));
+        }
+        if !seen.insert(kind.group_kind()) {
+            return Err(format!("`owns` names {} twice", kind.group_kind()));
+        }
+        if reconciles.namespaced && !kind.namespaced {
+            return Err(format!(
+                "`owns` names {}, which is cluster-scoped: it would stay when its owner, which is in a namespace, goes",
+                kind.group_kind()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn any_kind(kind: &Kind) -> Result<(), String> {
+    let Kind { group, version, kind, plural, namespaced: _ } = kind;
     if group == "berth.acme.io" || group.ends_with(".berth.acme.io") {
         return Err(format!("the group {group:?} is the host's own"));
     }
@@ -228,6 +245,11 @@ mod tests {
             (|claim| letter(claim).retries_field = None, "needs `retries-field`"),
             (|claim| letter(claim).message_field = "status.phase".into(), "another use"),
             (|claim| claim.priority_field = Some("metadata.name".into()), "has to start with \"spec.\""),
+            (|claim| claim.owns = vec![owned("", "Config Map", true)], "no kind"),
+            (|claim| claim.owns = vec![owned("a/../b", "Job", true)], "no API group"),
+            (|claim| claim.owns = vec![owned("berth.acme.io", "Plugin", true)], "the host's own"),
+            (|claim| claim.owns = vec![owned("", "Node", false)], "cluster-scoped"),
+            (|claim| claim.owns = vec![owned("", "Pod", true), owned("", "Pod", true)], "twice"),
             (|claim| claim.hosts = vec!["mail".into()], "has to start with http"),
             (|claim| claim.hosts = vec!["$settings.".into()], "no key"),
             (|claim| claim.hosts = vec!["https://a".into(); 65], "65 entries"),
@@ -250,12 +272,15 @@ mod tests {
         }
     }
 
+    fn owned(group: &str, kind: &str, namespaced: bool) -> Kind {
+        Kind { group: group.into(), version: "v1".into(), kind: kind.into(), plural: format!("{}s", kind.to_lowercase()), namespaced }
+    }
+
     #[test]
-    fn what_a_later_version_will_do_is_refused_and_not_ignored() {
-        let kind = Claim::plain().reconciles;
-        for claim in [Claim { finalizer: true, ..Claim::plain() }, Claim { owns: vec![kind], ..Claim::plain() }] {
-            assert_eq!(check(&claim).expect_err("refused").reason, reason::NOT_SUPPORTED_YET);
-        }
+    fn children_may_be_of_kubernetes_own_kinds_and_a_finalizer_may_be_claimed() {
+        let claim =
+            Claim { owns: vec![owned("", "ConfigMap", true), owned("apps", "Deployment", true)], finalizer: true, ..Claim::plain() };
+        assert_eq!(check(&claim), Ok(()));
     }
 
     fn progress(claim: &mut Claim) -> &mut Progress {

@@ -69,14 +69,11 @@ fn kind(kind: wit::Kind) -> Kind {
 /// An outcome that keeps the contract and the claim; else the failure that says what does not. `note` gets what was cut.
 pub fn outcome(outcome: wit::Outcome, claim: &Claim, note: impl Fn(&str)) -> Result<Outcome, Failure> {
     let wit::Outcome { status, labels, children, mut events, next, extensions: _ } = outcome;
-    if children.is_some() {
-        return Err(refused("it returns children, which this version of Berth does not write yet; return none"));
-    }
     if events.len() > limits::EVENTS {
         note(&format!("kept the first {} of {} events of the run", limits::EVENTS, events.len()));
         events.truncate(limits::EVENTS);
     }
-    let others = size(&labels, &events);
+    let others = size(&labels, &events) + children.iter().flatten().map(String::len).sum::<usize>();
     let status = status.map(|text| self::status(&text, others, claim, &note)).transpose()?;
     if status.is_none() && others > limits::OUTCOME_BYTES {
         return Err(too_large(others));
@@ -84,7 +81,7 @@ pub fn outcome(outcome: wit::Outcome, claim: &Claim, note: impl Fn(&str)) -> Res
     Ok(Outcome {
         status,
         labels: self::labels(labels, claim)?,
-        children: None,
+        children: children.map(self::children).transpose()?,
         events: events.into_iter().map(event).collect::<Result<_, _>>()?,
         next: self::next(next),
     })
@@ -128,6 +125,21 @@ fn status(text: &str, others: usize, claim: &Claim, note: impl Fn(&str)) -> Resu
         }
         _ => Err(too_large(bytes)),
     }
+}
+
+/// Whether they may exist is judged where they are written.
+fn children(children: Vec<String>) -> Result<Vec<Value>, Failure> {
+    if children.len() > limits::CHILDREN {
+        let (count, most) = (children.len(), limits::CHILDREN);
+        return Err(Failure::Limit(format!("the handler's outcome has {count} children, more than the {most} that an object may have")));
+    }
+    let child = |text: String| {
+        if depth(&text) > limits::JSON_DEPTH {
+            return Err(refused(format!("one of its children is nested deeper than the {} levels that one may have", limits::JSON_DEPTH)));
+        }
+        serde_json::from_str(&text).map_err(|error| refused(format!("one of its children is not JSON: {error}")))
+    };
+    children.into_iter().map(child).collect()
 }
 
 fn labels(labels: Vec<(String, Option<String>)>, claim: &Claim) -> Result<Vec<(String, Option<String>)>, Failure> {

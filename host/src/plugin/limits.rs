@@ -40,6 +40,9 @@ pub const EVENTS: usize = 10;
 /// The cause of a failure, an event's note and the like: what the Events API takes as a note.
 pub const SENTENCE: usize = 1 << 10;
 
+/// Children of an object.
+pub const CHILDREN: usize = 100;
+
 /// Labels of an outcome.
 pub const LABELS: usize = 64;
 

@@ -17,7 +17,7 @@ const PRIORITY_STEP: Duration = Duration::from_secs(30);
 /// By how much the others count as older. At most half a priority, so that a priority outweighs the cause.
 fn handicap(cause: Cause) -> Duration {
     match cause {
-        Cause::NewSpec | Cause::Change | Cause::Redrive | Cause::Timer => Duration::ZERO,
+        Cause::NewSpec | Cause::Deletion | Cause::Change | Cause::Redrive | Cause::Timer => Duration::ZERO,
         Cause::Retry | Cause::Read => Duration::from_secs(5),
         Cause::Reload | Cause::FirstList | Cause::Resync => Duration::from_secs(15),
     }

@@ -60,12 +60,10 @@ async fn a_describe_that_panics_loops_or_hangs_is_refused_in_the_trial() {
 }
 
 #[tokio::test]
-async fn what_comes_later_is_refused_and_not_ignored() {
-    for what in ["owns", "finalizer"] {
-        let refusal = refusal(&claiming(&json!({ what: true }))).await;
-        assert_eq!(refusal.reason, reason::NOT_SUPPORTED_YET);
-        assert!(refusal.message.contains(what), "{refusal}");
-    }
+async fn children_and_a_finalizer_may_be_claimed() {
+    let claim = prepare(&claiming(&json!({ "owns": ["ConfigMap", "Secret"], "finalizer": true }))).await.expect("accepted").claim;
+    assert!(claim.finalizer);
+    assert_eq!(claim.owns.iter().map(|kind| kind.resource()).collect::<Vec<_>>(), ["configmaps", "secrets"]);
 }
 
 #[tokio::test]

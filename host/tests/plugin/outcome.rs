@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use berth_host::reconcile::{Failure, Next, Request};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::bench::*;
 
@@ -42,7 +42,7 @@ async fn causes_and_delays_come_through() {
 }
 
 #[tokio::test]
-async fn labels_stay_within_the_claim_and_children_are_refused() {
+async fn labels_stay_within_the_claim() {
     let bench = Bench::new("").await;
     let labels =
         bench.run(json!({ "do": "labels", "labels": {"probe.acme.io/a": "x", "probe.acme.io/b": null} })).await.expect("accepted").labels;
@@ -51,13 +51,26 @@ async fn labels_stay_within_the_claim_and_children_are_refused() {
         (json!({ "do": "badlabel" }), "outside the `label-prefixes`"),
         (json!({ "do": "labels", "labels": {"probe.acme.io/": "x"} }), "no valid key"),
         (json!({ "do": "labels", "labels": {"probe.acme.io/a": "x y"} }), "letters, digits"),
-        (json!({ "do": "children" }), "children"),
         (json!({ "do": "rawstatus", "text": "{" }), "not JSON"),
         (json!({ "do": "rawstatus", "text": "[]" }), "not a JSON object"),
     ] {
         let failure = bench.failure(spec).await;
         assert!(matches!(&failure, Failure::Refused(why) if why.contains(words)), "{failure}");
     }
+}
+
+#[tokio::test]
+async fn children_come_through_up_to_their_number_and_depth() {
+    let bench = Bench::new("").await;
+    let children = async |children: Value| bench.run(json!({ "do": "children", "children": children })).await;
+    assert_eq!(children(Value::Null).await.expect("accepted").children, None);
+    assert_eq!(children(json!([])).await.expect("accepted").children, Some(vec![]));
+    assert_eq!(children(json!([{"kind": "Job"}])).await.expect("accepted").children, Some(vec![json!({"kind": "Job"})]));
+    let many = children(json!(vec![json!({}); 101])).await.expect_err("too many");
+    assert!(matches!(&many, Failure::Limit(why) if why.contains("101 children") && why.contains("100")), "{many}");
+    let deep = (0..70).fold(json!(1), |value, _| json!({ "a": value }));
+    let deep = children(json!([deep])).await.expect_err("too deep");
+    assert!(matches!(&deep, Failure::Refused(why) if why.contains("64")), "{deep}");
 }
 
 #[tokio::test]

@@ -140,3 +140,50 @@ fn the_mirror_is_the_lower_cased_phase_or_says_why_not() {
     assert_eq!(mirrored("Done with warnings"), Some(Err("done with warnings".into())));
     assert_eq!(mirrored(&"x".repeat(64)), Some(Err("x".repeat(64))));
 }
+
+fn farewell_of(status: Value, failures: u32, result: Result<Outcome, Failure>) -> Settlement {
+    let (object, value) = object(2, status);
+    farewell(&claim(Some(1)), &object, &value, failures, result)
+}
+
+#[test]
+fn only_success_takes_the_finalizer_off() {
+    let released = farewell_of(json!({"phase": "Done", "observedGeneration": 1}), 0, Ok(Outcome::just(Next::AwaitChange)));
+    assert!(released.release && released.status.is_none() && released.then == Then::Wait);
+    for result in [
+        Ok(Outcome::just(Next::After(Duration::from_secs(9)))),
+        Ok(Outcome::just(Next::Retry("down".into()))),
+        Ok(Outcome::just(Next::GiveUp("gone".into()))),
+        Err(Failure::Trap("unreachable".into())),
+        Err(Failure::Fenced),
+        Err(Failure::Host("busy".into())),
+    ] {
+        assert!(!farewell_of(json!({}), 0, result.clone()).release, "{result:?}");
+    }
+}
+
+#[test]
+fn failures_at_the_deletion_are_said_and_not_counted() {
+    let given = json!({"phase": "Done", "retries": 4, "observedGeneration": 1});
+    for failures in [0, 1, 99] {
+        let failed =
+            farewell_of(given.clone(), failures, outcome(json!({"retries": 9, "observedGeneration": 9}), Next::Retry("down".into())));
+        let status = json!({"phase": null, "message": "down"});
+        assert_eq!((failed.status, failed.verdict, failed.counted), (Some(status), Verdict::Failure, false));
+        assert_eq!(failed.events.len(), usize::from(failures == 0));
+        assert!(matches!(failed.then, Then::Fail { .. }));
+    }
+}
+
+#[test]
+fn giving_up_at_the_deletion_names_the_command_that_lets_go() {
+    let kept = farewell_of(json!({}), 0, Ok(Outcome::just(Next::GiveUp("no such bucket".into()))));
+    assert!(kept.events[0].note.contains("no such bucket") && kept.events[0].note.contains("kubectl patch ks.g.io n"), "{kept:?}");
+    assert_eq!(kept.then, Then::Stop);
+}
+
+#[test]
+fn an_object_is_dead_by_the_phase_of_its_dead_letter() {
+    let dead = |phase: &str| is_dead(&claim(Some(5)), &json!({"status": {"phase": phase}}));
+    assert!(dead("Failed") && !dead("Done") && !is_dead(&Claim::plain(), &json!({"status": {"phase": "Failed"}})));
+}

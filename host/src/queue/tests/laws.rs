@@ -134,7 +134,7 @@ impl Model {
         if promise.uid != uid {
             *promise = Promise { uid: uid.into(), ..Promise::default() };
             run.into_iter().for_each(|run| run.outlived = true);
-        } else if matches!(cause, Cause::NewSpec | Cause::Redrive | Cause::Reload) {
+        } else if matches!(cause, Cause::NewSpec | Cause::Deletion | Cause::Redrive | Cause::Reload) {
             promise.failures = 0;
             if !promise.held {
                 promise.not_before = Duration::ZERO;

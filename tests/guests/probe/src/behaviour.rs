@@ -7,7 +7,7 @@ use serde_json::{Value, json, value::RawValue};
 use crate::{
     berth::plugin::{
         cluster, log,
-        types::{Event, EventType, Kind, Next, ObjectRef, Outcome, Request},
+        types::{Event, EventType, Kind, Next, ObjectRef, Outcome, Phase, Request},
     },
     http,
 };
@@ -18,6 +18,8 @@ pub fn reconcile(request: &Request) -> Outcome {
     let spec = &object["spec"];
     let what = spec["do"].as_str().or_else(|| settings["do"].as_str()).unwrap_or("ok");
     let number = |name: &str, default: u64| spec[name].as_u64().unwrap_or(default);
+    // What it does at the deletion is a word of its own.
+    let what = if request.phase == Phase::Finalize { spec["finalize"].as_str().unwrap_or("ok") } else { what };
     match what {
         "ok" => done(json!({ "phase": "Done", "key": request.idempotency_key, "settings": settings, "attempt": request.attempt })),
         "trap" => std::process::abort(),
@@ -45,7 +47,7 @@ pub fn reconcile(request: &Request) -> Outcome {
         "roundtrip" => raw(spec_text(&request.object)),
         "labels" => labels(spec),
         "badlabel" => Outcome { labels: vec![("elsewhere.io/phase".into(), Some("x".into()))], ..done(json!({ "phase": "Done" })) },
-        "children" => Outcome { children: Some(Vec::new()), ..just(Next::AwaitChange) },
+        "children" => children(spec),
         "events" => Outcome { events: (0..number("events", 12)).map(event).collect(), ..just(Next::AwaitChange) },
         "giveup" => just(Next::GiveUp(spec["cause"].as_str().unwrap_or("it cannot heal").into())),
         "retry" => just(Next::Retry(spec["cause"].as_str().unwrap_or("not yet").into())),
@@ -152,6 +154,13 @@ fn labels(spec: &Value) -> Outcome {
     let wanted = spec["labels"].as_object().into_iter().flatten();
     let labels = wanted.map(|(key, value)| (key.clone(), value.as_str().map(str::to_owned))).collect();
     Outcome { labels, ..just(Next::AwaitChange) }
+}
+
+/// The objects in `spec.children`; without it the children are left as they are. The phase is `spec.phase`.
+fn children(spec: &Value) -> Outcome {
+    let children = spec["children"].as_array().map(|children| children.iter().map(Value::to_string).collect());
+    let phase = spec["phase"].as_str().unwrap_or("Done");
+    Outcome { children, ..done(json!({ "phase": phase })) }
 }
 
 fn event(number: u64) -> Event {

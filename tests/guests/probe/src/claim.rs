@@ -53,13 +53,16 @@ pub fn describe() -> Claim {
         retries_field: letter.get("retriesField").and_then(optional),
         message_field: optional(&letter["messageField"]).unwrap_or_default(),
     });
-    let secrets = || Kind { group: String::new(), version: "v1".into(), kind: "Secret".into(), plural: "secrets".into(), namespaced: true };
+    let core = |kind: &str| {
+        let plural = format!("{}s", kind.to_lowercase());
+        Kind { group: String::new(), version: "v1".into(), kind: kind.into(), plural, namespaced: true }
+    };
     Claim {
         progress,
         dead_letter,
         priority_field: optional(&wanted["priorityField"]),
         reads: wanted["reads"].as_array().into_iter().flatten().map(read).collect(),
-        owns: if wanted["owns"] == true { vec![secrets()] } else { Vec::new() },
+        owns: words(&wanted["owns"]).iter().map(|kind| core(kind)).collect(),
         hosts: words(&wanted["hosts"]),
         finalizer: wanted["finalizer"] == true,
         label_prefixes: if wanted["labelPrefixes"].is_null() { vec!["probe.acme.io/".into()] } else { words(&wanted["labelPrefixes"]) },

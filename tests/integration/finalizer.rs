@@ -1,0 +1,177 @@
+//! Finalizers: an object that a plugin has to undo something for is gone only when that is done.
+
+use std::time::Duration;
+
+use berth_tests::{
+    cluster::Cluster,
+    eventually::{always, eventually},
+    host::{Flags, Host},
+    proxy::{Effect, Rule, Verb},
+    resource::Resource,
+    stage::{SOON, probe},
+};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
+
+const KIND: &str = "Probe.probe.acme.io";
+const QUICK: &str = "backoff: {base: 100ms, max: 1s}\n";
+
+fn claim(finalizer: bool) -> Value {
+    json!({
+        "finalizer": finalizer,
+        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
+        "deadLetter": {"after": 1, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
+    })
+}
+
+async fn serving(cluster: &Cluster) -> Host {
+    let version = cluster.push("probe", &probe(&claim(true)), QUICK).await;
+    let host = Host::start(cluster, "host", &Flags::default()).await;
+    cluster.until_serving("probe", &version).await;
+    host
+}
+
+/// Asks for a deletion, and does not wait for it.
+async fn ask_to_delete(cluster: &Cluster, name: &str) {
+    cluster.api(Resource::PROBE).delete(name, &DeleteParams::default()).await.expect("it is there");
+}
+
+async fn until_gone(cluster: &Cluster, name: &str) {
+    let api = cluster.api(Resource::PROBE);
+    eventually(SOON, async || match api.get_opt(name).await {
+        Ok(None) => Ok(()),
+        Ok(Some(object)) => Err(format!("{:?} {}", object.metadata.finalizers, object.data)),
+        Err(error) => Err(error.to_string()),
+    })
+    .await;
+}
+
+async fn until_told(cluster: &Cluster, name: &str, reason: &str) -> String {
+    eventually(SOON, async || {
+        let events = cluster.list(Resource::EVENT, "").await;
+        let told = events.iter().find(|event| event["regarding"]["name"] == name && event["reason"] == reason);
+        told.and_then(|event| event["note"].as_str().map(str::to_owned)).ok_or("nobody said so")
+    })
+    .await
+}
+
+fn finalizers(object: &Value) -> Vec<&str> {
+    object["metadata"]["finalizers"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+/// Does what the command in a sentence does.
+async fn follow(cluster: &Cluster, name: &str, sentence: &str) {
+    let (_, command) = sentence.split_once("kubectl patch probes.probe.acme.io ").unwrap_or_else(|| panic!("no command: {sentence}"));
+    assert!(command.starts_with(&format!("{name} -n {} --type=merge -p '", cluster.namespace())), "{sentence}");
+    let patch: Value = serde_json::from_str(command.split('\'').nth(1).expect("a patch")).expect("JSON");
+    cluster.api(Resource::PROBE).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.expect("patched");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_has_the_finalizer_before_its_first_run_and_is_finalized_once() {
+    let cluster = Cluster::shared().await;
+    let host = serving(&cluster).await;
+    cluster.create(Resource::PROBE, "p", json!({"do": "ok"})).await;
+    let done = cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    assert!(matches!(finalizers(&done)[..], [name] if name.len() == "berth.acme.io/".len() + 10), "{done}");
+    let writes: Vec<String> = host
+        .proxy
+        .entries()
+        .iter()
+        .filter(|entry| entry.seen.writes() && entry.seen.path.contains("/probes/p"))
+        .map(|entry| if entry.seen.path.ends_with("/status") { "status" } else { "finalizer" }.to_owned())
+        .collect();
+    assert_eq!(writes, ["finalizer", "status"]);
+    ask_to_delete(&cluster, "p").await;
+    until_gone(&cluster, "p").await;
+    let runs = host.metric("berth_reconcile_duration_seconds_count", &[("kind", KIND)]).await;
+    assert_eq!(runs, Some(2.0), "one to apply and one to finalize");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_finalize_run_that_fails_is_repeated_and_never_the_last() {
+    let cluster = Cluster::shared().await;
+    let _host = serving(&cluster).await;
+    for (name, how) in [("flaky", json!({"finalize": "flaky", "fails": 3})), ("trap", json!({"finalize": "trap"}))] {
+        cluster.create(Resource::PROBE, name, how).await;
+        cluster.until_phase(Resource::PROBE, name, "Done", SOON).await;
+        ask_to_delete(&cluster, name).await;
+    }
+    until_gone(&cluster, "flaky").await;
+    // A dead letter after one failure is for the spec, and not for the deletion.
+    let stays = cluster.until(Resource::PROBE, "trap", SOON, |trap| trap["status"]["message"].as_str().is_some()).await;
+    assert!(stays["status"]["phase"] == "Done" && finalizers(&stays).len() == 1, "{stays}");
+    until_told(&cluster, "trap", "FinalizeFailed").await;
+    cluster.patch(Resource::PROBE, "trap", json!({"spec": {"finalize": "ok"}})).await;
+    until_gone(&cluster, "trap").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn giving_up_keeps_the_object_and_says_by_which_command_it_goes() {
+    let cluster = Cluster::shared().await;
+    let host = serving(&cluster).await;
+    cluster.create(Resource::PROBE, "p", json!({"finalize": "giveup", "cause": "the other side is gone"})).await;
+    cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    ask_to_delete(&cluster, "p").await;
+    let sentence = until_told(&cluster, "p", "FinalizeGaveUp").await;
+    assert!(sentence.contains("the other side is gone"), "{sentence}");
+    let runs = async || host.metric("berth_reconcile_duration_seconds_count", &[("kind", KIND)]).await;
+    let before = runs().await;
+    always(Duration::from_secs(2), async || if runs().await == before { Ok(()) } else { Err("it ran again") }).await;
+    assert_eq!(cluster.get(Resource::PROBE, "p").await["status"]["message"], "the other side is gone");
+    follow(&cluster, "p", &sentence).await;
+    until_gone(&cluster, "p").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_finalizer_whose_plugin_goes_is_reported_and_a_plugin_that_comes_back_goes_on() {
+    let cluster = Cluster::shared().await;
+    let host = serving(&cluster).await;
+    for name in ["p", "q"] {
+        cluster.create(Resource::PROBE, name, json!({"do": "ok"})).await;
+        cluster.until_phase(Resource::PROBE, name, "Done", SOON).await;
+    }
+    let configmaps = Resource::CONFIG_MAP.api(cluster.client(), Some(cluster.system()));
+    configmaps.delete("probe", &DeleteParams::default()).await.expect("it was there");
+    let sentence = until_told(&cluster, "p", "FinalizerOrphaned").await;
+    assert!(host.log().contains("finalizers wait for a plugin that is gone"));
+    ask_to_delete(&cluster, "p").await;
+    ask_to_delete(&cluster, "q").await;
+    follow(&cluster, "p", &sentence).await;
+    until_gone(&cluster, "p").await;
+    // Under another name too: the finalizer is of the kind.
+    cluster.push("probe-again", &probe(&claim(true)), QUICK).await;
+    until_gone(&cluster, "q").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_version_that_no_longer_claims_the_finalizer_holds_up_nobody() {
+    let cluster = Cluster::shared().await;
+    let _host = serving(&cluster).await;
+    cluster.create(Resource::PROBE, "p", json!({"finalize": "giveup"})).await;
+    cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    let version = cluster.push("probe", &probe(&claim(false)), QUICK).await;
+    cluster.until_serving("probe", &version).await;
+    ask_to_delete(&cluster, "p").await;
+    until_gone(&cluster, "p").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finalizers_of_others_stay_and_lost_answers_cost_nothing() {
+    let cluster = Cluster::shared().await;
+    let host = serving(&cluster).await;
+    let of_object = |entry: &berth_tests::proxy::Seen| entry.path.ends_with("/probes/p");
+    let _lost = host.proxy.rule(Rule::on(Verb::Patch, Effect::CommitThenClose).when(of_object).times(1));
+    let mut object = Resource::PROBE.object(cluster.namespace(), "p", json!({"do": "ok"}));
+    object.metadata.finalizers = Some(vec!["someone.io/else".into()]);
+    cluster.api(Resource::PROBE).create(&kube::api::PostParams::default(), &object).await.expect("created");
+    let done = cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    assert_eq!((finalizers(&done).len(), finalizers(&done)[0]), (2, "someone.io/else"));
+    let _lost = host.proxy.rule(Rule::on(Verb::Patch, Effect::CommitThenClose).when(of_object).times(1));
+    ask_to_delete(&cluster, "p").await;
+    cluster.until(Resource::PROBE, "p", SOON, |object| finalizers(object) == ["someone.io/else"]).await;
+    let runs = host.metric("berth_reconcile_duration_seconds_count", &[("kind", KIND)]).await;
+    assert_eq!(runs, Some(2.0));
+    cluster.patch(Resource::PROBE, "p", json!({"metadata": {"finalizers": null}})).await;
+    until_gone(&cluster, "p").await;
+}

@@ -65,9 +65,7 @@ pub enum Unusable {
     #[error("plugin.yaml names no `serviceAccountName`, so it may neither read nor write other objects")]
     Unnamed,
     /// It is not there, or is not meant for this.
-    #[error(
-        "there is no ServiceAccount {0} with the label {LABEL}: \"true\" in the namespace {1}: create it, or label it if plugins may act as it"
-    )]
+    #[error("there is no ServiceAccount {1}/{0} with the label {LABEL}: \"true\": create it, or label it if plugins may act as it")]
     Unlabelled(String, String),
     /// It is the host's own.
     #[error("the ServiceAccount {0} is the host's own, and no plugin may act as the host: name another one in plugin.yaml")]
@@ -244,7 +242,7 @@ mod tests {
         let sentence = |name| accounts.get(name).expect_err("refused").to_string();
         assert!(sentence(Some("berth")).contains("host's own"));
         assert!(
-            sentence(Some("other")).contains("berth.acme.io/impersonate: \"true\" in the namespace sys"),
+            sentence(Some("other")).contains("sys/other with the label berth.acme.io/impersonate: \"true\""),
             "{}",
             sentence(Some("other"))
         );

@@ -188,15 +188,18 @@ mod tests {
     fn authority(answer: fn(usize) -> Result<Answer, String>) -> (Arc<Authority>, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let count = asked.clone();
-        let authority = Authority::new(accounts(), Box::new(move |_| {
-            let count = count.clone();
-            async move {
-                let number = count.fetch_add(1, Relaxed);
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                answer(number)
-            }
-            .boxed()
-        }));
+        let authority = Authority::new(
+            accounts(),
+            Box::new(move |_| {
+                let count = count.clone();
+                async move {
+                    let number = count.fetch_add(1, Relaxed);
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    answer(number)
+                }
+                .boxed()
+            }),
+        );
         (Arc::new(authority), asked)
     }
 

@@ -295,7 +295,7 @@ mod tests {
             self.note("serves", kind);
         }
 
-        fn removed(&self, kind: &GroupKind) {
+        fn removed(&self, kind: &GroupKind, _: &Arc<Watched>) {
             self.note("removed", kind);
         }
     }

@@ -232,8 +232,18 @@ impl Queue {
 
 impl Cause {
     /// All, for metrics that exist before they count.
-    pub const ALL: [Self; 10] =
-        [Self::NewSpec, Self::Deletion, Self::Change, Self::Redrive, Self::Timer, Self::Retry, Self::Read, Self::Reload, Self::FirstList, Self::Resync];
+    pub const ALL: [Self; 10] = [
+        Self::NewSpec,
+        Self::Deletion,
+        Self::Change,
+        Self::Redrive,
+        Self::Timer,
+        Self::Retry,
+        Self::Read,
+        Self::Reload,
+        Self::FirstList,
+        Self::Resync,
+    ];
 
     /// For spans and metric labels.
     pub fn as_str(self) -> &'static str {

@@ -272,7 +272,7 @@ async fn naming_an_account_gives_nothing_without_its_label_and_the_right_to_act_
     let host = serving(&cluster).await;
     cluster.create(Resource::PROBE, "p", wants([child("c", json!({}))])).await;
     cluster.create(Resource::PROBE, "childless", json!({"do": "children"})).await;
-    until_told(&cluster, "p", "AccountUnlabelled", &["no ServiceAccount maker", "berth.acme.io/impersonate"]).await;
+    until_told(&cluster, "p", "AccountUnlabelled", &["no ServiceAccount", "/maker with the label berth.acme.io/impersonate"]).await;
     cluster.until_phase(Resource::PROBE, "childless", "Done", SOON).await;
     cluster.install([labelled(&cluster)]).await;
     until_told(&cluster, "p", "ImpersonationForbidden", &["the host may not impersonate"]).await;

@@ -28,8 +28,9 @@ use crate::{
     lease,
     loader::{self, Loader, Standings, access},
     metrics::Metrics,
-    plugin::{Resolve, Runtime, RuntimeConfig},
+    plugin::{Resolve, Runtime, RuntimeConfig, limits::HostLimits},
     report::Reporter,
+    secrets,
     source::{self, Place},
     watch::{self, Health, Store, Target},
 };
@@ -56,6 +57,8 @@ pub struct Settings {
     pub identity: String,
     /// A folder of plugins.
     pub plugin_dir: Option<PathBuf>,
+    /// What plugins may have at most.
+    pub limits: HostLimits,
     /// Names that lead elsewhere.
     pub resolve: Vec<Resolve>,
     /// Where the admin face listens.
@@ -90,12 +93,15 @@ pub async fn run(
     shutdown: CancellationToken,
     started: impl FnOnce(SocketAddr),
 ) -> anyhow::Result<()> {
-    let Settings { namespace, identity, plugin_dir, resolve, admin_address, cache_dir, lease, controller } = settings;
+    let Settings { namespace, identity, plugin_dir, limits, resolve, admin_address, cache_dir, lease, controller } = settings;
     let client = client::connect(config.clone()).context("setting up the connection to the API server")?;
     let metrics = Arc::new(Metrics::default());
     let listener = admin::bind(admin_address).await?;
     let compiler = std::env::current_exe().context("finding the berth binary, which compiles plugins")?;
-    let runtime = Runtime::new(RuntimeConfig { resolve, ..RuntimeConfig::new(compiler, cache_dir) })?;
+    let secrets = secrets::of_namespace(client.clone(), &namespace);
+    let HostLimits { ceilings, compile, sandboxes } = limits;
+    let counted = metrics.clone();
+    let runtime = Runtime::new(RuntimeConfig { compiler, cache_dir, resolve, secrets, metrics: counted, ceilings, sandboxes, compile })?;
 
     let (lease_name, holder) = (lease.name.clone(), identity.clone());
     let (leadership, elector) = lease::start(config, lease)?;

@@ -22,10 +22,15 @@ enum Format {
     Json,
 }
 
+/// kube's client reports each request that fails as an error of its own, beside the line of whoever sent it, who knows whether it is
+/// one. To see these lines, name the target in the filter.
+const NOT_OURS: &str = "kube_client::client::builder=off";
+
 impl LogArgs {
     /// Sets the process up. Called once.
     pub fn init(&self) -> anyhow::Result<()> {
-        let filter = EnvFilter::try_new(&self.filter).map_err(|error| anyhow::anyhow!("--log {:?}: {error}", self.filter))?;
+        let filter = EnvFilter::try_new(format!("{NOT_OURS},{}", self.filter))
+            .map_err(|error| anyhow::anyhow!("--log {:?}: {error}", self.filter))?;
         let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         let done = match self.log_format {
             Format::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),

@@ -2,7 +2,7 @@
 //!
 //! Labels are closed sets and the names of kinds and plugins, never of objects; every series of a kind is there from its start.
 
-use std::{fmt, sync::atomic::AtomicI64, time::Duration};
+use std::{fmt, ops::Deref, sync::atomic::AtomicI64, time::Duration};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text},
@@ -10,7 +10,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::object::GroupKind;
+use crate::{denial::Denial, object::GroupKind};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -160,6 +160,14 @@ pub struct Metrics {
     writes: Family<WriteLabels, Counter>,
     reads: Family<ReadLabels, Counter>,
     read_objects: Family<KindLabels, Gauge>,
+    denied: Family<DeniedLabels, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeniedLabels {
+    kind: String,
+    capability: &'static str,
+    reason: &'static str,
 }
 
 /// What is written for an object of a kind.
@@ -197,6 +205,7 @@ impl Default for Metrics {
             writes: Family::default(),
             reads: Family::default(),
             read_objects: Family::default(),
+            denied: Family::default(),
             registry: Registry::default(),
         };
         registry.register("reconcile", "Turns of objects by how they ended", metrics.runs.clone());
@@ -211,6 +220,7 @@ impl Default for Metrics {
         registry.register("writes", "Writes to objects by what was written", metrics.writes.clone());
         registry.register("reads", "Reads of the cluster by handlers of the kind, by how they were answered", metrics.reads.clone());
         registry.register("read_objects", "Objects in the cache only because a plugin reads their kind", metrics.read_objects.clone());
+        registry.register("denied", "Host calls of handlers that were denied", metrics.denied.clone());
         Self { registry, ..metrics }
     }
 }
@@ -228,6 +238,9 @@ impl Metrics {
         }
         for result in Answered::ALL {
             drop(self.reads.get_or_create(&ReadLabels { kind: kind.to_string(), result }));
+        }
+        for denial in Denial::ALL {
+            drop(self.denials(kind, denial));
         }
     }
 
@@ -273,6 +286,16 @@ impl Metrics {
             let gauge = self.read_objects.get_or_create(&KindLabels { kind: kind.to_string() });
             gauge.inc_by(i64::try_from(objects).unwrap_or(i64::MAX));
         }
+    }
+
+    /// A host call of the kind's handler was denied.
+    pub fn denied(&self, kind: &GroupKind, denial: Denial) {
+        self.denials(kind, denial).inc();
+    }
+
+    fn denials(&self, kind: &GroupKind, denial: Denial) -> impl Deref<Target = Counter> {
+        let labels = DeniedLabels { kind: kind.to_string(), capability: denial.capability(), reason: denial.reason() };
+        self.denied.get_or_create(&labels)
     }
 
     /// The queue's depth for a kind.
@@ -328,6 +351,14 @@ mod tests {
         }
         for result in ["ok", "forbidden", "not_synced", "error"] {
             assert!(text.contains(&format!(r#"berth_reads_total{{kind="ReportJob.batch.acme.io",result="{result}"}} 0"#)), "{text}");
+        }
+        metrics.denied(&kind, Denial::Socket);
+        let text = metrics.render();
+        for denial in Denial::ALL {
+            let (capability, reason, count) = (denial.capability(), denial.reason(), u8::from(denial == Denial::Socket));
+            let series =
+                format!(r#"berth_denied_total{{kind="ReportJob.batch.acme.io",capability="{capability}",reason="{reason}"}} {count}"#);
+            assert!(text.contains(&series), "{text}");
         }
     }
 }

@@ -10,12 +10,19 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 pub use self::{
+    allowed::{AllowedHost, Ca, Credentials, Holder},
+    ceilings::Ceilings,
     config::{Backoff, Config, ceiling},
-    origin::AllowedHost,
+    limits::RunLimits,
+    origin::{HostPattern, InvalidHost, Origin},
     refusal::{Refusal, reason},
 };
 
+mod allowed;
+mod ceilings;
 mod config;
+mod field;
+mod limits;
 mod origin;
 pub mod quantity;
 mod refusal;

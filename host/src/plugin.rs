@@ -26,7 +26,8 @@ use self::{
     cache::Cache,
     capability::{
         cluster::Reads,
-        http::{Client, Grant, Hooks},
+        gate::{Gate, Rights},
+        http::{Client, Grant, Outside},
         log::{Log, Speaker},
     },
     compile::{CompileError, Compiler},
@@ -36,8 +37,10 @@ use self::{
 };
 use crate::{
     claim::Claim,
-    package::{Package, Refusal, reason},
+    metrics::Metrics,
+    package::{Ceilings, Package, Refusal, reason},
     reconcile::Reconcile,
+    secrets,
 };
 
 pub use self::capability::http::{InvalidResolve, Resolve};
@@ -59,7 +62,7 @@ mod text;
 mod world;
 
 /// What the runtime needs to know.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RuntimeConfig {
     /// The `berth` binary, whose hidden verb compiles.
     pub compiler: PathBuf,
@@ -67,6 +70,12 @@ pub struct RuntimeConfig {
     pub cache_dir: PathBuf,
     /// Names that lead to addresses of the operator's choice.
     pub resolve: Vec<Resolve>,
+    /// Where the Secrets and ConfigMaps come from that `plugin.yaml` refers to.
+    pub secrets: secrets::Read,
+    /// Where denials are counted.
+    pub metrics: Arc<Metrics>,
+    /// What `plugin.yaml` is held against.
+    pub ceilings: Ceilings,
     /// Sandboxes at once, over all plugins.
     pub sandboxes: u32,
     /// Bounds of a compilation.
@@ -74,12 +83,15 @@ pub struct RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// With the defaults of [`limits`].
+    /// With the defaults of [`limits`], and without a cluster.
     pub fn new(compiler: impl Into<PathBuf>, cache_dir: impl Into<PathBuf>) -> Self {
         Self {
             compiler: compiler.into(),
             cache_dir: cache_dir.into(),
             resolve: Vec::new(),
+            secrets: secrets::nowhere(),
+            metrics: Arc::default(),
+            ceilings: Ceilings::default(),
             sandboxes: limits::SANDBOXES,
             compile: CompileLimits::default(),
         }
@@ -93,6 +105,9 @@ pub struct Runtime {
     cache: Cache,
     compiler: Compiler,
     client: Arc<Client>,
+    secrets: secrets::Read,
+    metrics: Arc<Metrics>,
+    ceilings: Ceilings,
     sandboxes: Semaphore,
 }
 
@@ -107,23 +122,27 @@ pub struct Prepared {
 impl Runtime {
     /// Sets up engine, ticker, cache and client.
     pub fn new(config: RuntimeConfig) -> Result<Arc<Self>> {
-        let RuntimeConfig { compiler, cache_dir, resolve, sandboxes, compile } = config;
+        let RuntimeConfig { compiler, cache_dir, resolve, secrets, metrics, ceilings, sandboxes, compile } = config;
         let engine = engine::for_running(sandboxes)?;
         Ok(Arc::new(Self {
             linker: instance::linker(&engine).map_err(anyhow::Error::from).context("cannot link the host's functions")?,
             cache: Cache::open(cache_dir, &engine)?,
             compiler: Compiler::new(compiler, compile),
-            client: Arc::new(Client::new(resolve)?),
+            client: Arc::new(Client::new(resolve)),
+            secrets,
+            metrics,
+            ceilings,
             sandboxes: Semaphore::new(usize::try_from(sandboxes)?),
             engine,
         }))
     }
 
-    /// The gates in order: known world, compiled, linked, described, a valid claim.
+    /// The gates in order: size, known world, compiled, linked, described, a valid claim.
     ///
     /// # Errors
     /// A [`Refusal`] of the component, or one of the reason `HostFailure` where the host is to blame and a later try may succeed.
     pub async fn prepare(self: &Arc<Self>, package: &Package) -> Result<Prepared, Refusal> {
+        self.ceilings.check_component(package)?;
         world::check(&package.component)?;
         let component = self.compiled(package).await?;
         let linked = self.linker.instantiate_pre(&component).and_then(ReconcilerPre::new).map_err(|error| {
@@ -183,9 +202,9 @@ impl Runtime {
     async fn describe(&self, package: &Package, component: &ReconcilerPre<State>) -> Result<Claim, Refusal> {
         let failed = |failure: String| Refusal::new(reason::TRIAL_FAILED, format!("Its `describe` failed in a trial: {failure}."));
         let _permit = self.permit().await;
-        let log =
-            Log::new(Speaker { plugin: package.name.as_str().into(), digest: package.digest.short().into(), object: "describe".into() });
-        let call = Sandbox::new(&self.engine, Limits::TRIAL, Hooks::new(log, None), Reads::new(None)).run(async |store| {
+        let speaker = Speaker { plugin: package.name.as_str().into(), digest: package.digest.short().into(), object: "describe".into() };
+        let gate = Gate::new(Log::new(speaker, Limits::TRIAL), None);
+        let call = Sandbox::new(&self.engine, Limits::TRIAL, gate, None, Reads::new(None)).run(async |store| {
             let instance = component.instantiate_async(&mut *store).await?;
             instance.berth_plugin_handler().call_describe(store).await
         });
@@ -201,9 +220,12 @@ impl Prepared {
     /// The handler under a configuration. `package` is the one that was prepared, or one with the same component.
     ///
     /// # Errors
-    /// A setting that the claim needs is missing or is no URL.
+    /// A setting that the claim needs is missing or is no URL, or the configuration asks for more than the host gives.
     pub fn handler(&self, package: &Package) -> Result<Arc<dyn Reconcile>, Refusal> {
-        let grant = Grant::new(&self.claim.hosts, &package.config)?;
+        let Runtime { client, secrets, metrics, ceilings, .. } = &*self.runtime;
+        ceilings.check(&package.config)?;
+        let outside = Outside { plugin: package.name.as_str().into(), web: client.clone(), read: secrets.clone() };
+        let grant = Grant::new(&self.claim.hosts, &package.config, &outside)?;
         for host in grant.missing() {
             tracing::warn!(plugin = %package.name, %host, "the claim asks for a host that `allowedHosts` does not give");
         }
@@ -211,10 +233,10 @@ impl Prepared {
             runtime: self.runtime.clone(),
             component: self.component.clone(),
             claim: self.claim.clone(),
-            plugin: package.name.as_str().into(),
+            plugin: outside.plugin,
             digest: package.digest.short().into(),
             settings: serde_json::to_string(&package.config.settings).expect("a map of JSON values is JSON"),
-            grant: Arc::new(grant),
+            rights: Rights { grant: Arc::new(grant), metrics: metrics.clone(), kind: self.claim.reconciles.group_kind() },
             limits: Limits::of(&package.config),
         }))
     }

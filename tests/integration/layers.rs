@@ -8,10 +8,11 @@ use std::{
 
 /// From the bottom up. A module may name those of its own row and of the rows above it here.
 const LAYERS: [&[&str]; 4] = [
-    &["object", "label", "claim", "reads", "reconcile", "fence", "backoff", "queue", "trial"],
+    &["object", "label", "claim", "reads", "reconcile", "denial", "fence", "backoff", "queue", "trial"],
     &[
         "client",
         "package",
+        "secrets",
         "metrics",
         "status",
         "watch",

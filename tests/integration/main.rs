@@ -5,6 +5,8 @@
 
 /// Children: applied as the plugin's own account, kept as they are wanted, never taken from anybody.
 mod children;
+/// Private authorities and credentials of allowed hosts.
+mod credentials;
 /// What ships under `deploy/`: CRDs that refuse bad input, the label of a new job, pods for the restricted profile.
 mod deploy;
 /// EmailRequest, end to end: sent once, whatever happens in between.

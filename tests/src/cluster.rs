@@ -303,11 +303,16 @@ impl Cluster {
 
     /// Puts a plugin into its ConfigMap. Returns the ConfigMap's resourceVersion.
     pub async fn push(&self, name: &str, component: &[u8], config: &str) -> String {
+        self.push_file(name, "plugin.wasm", component, config).await
+    }
+
+    /// The same with the component in a file of this name, and no other file.
+    pub async fn push_file(&self, name: &str, file: &str, component: &[u8], config: &str) -> String {
         let resource = Resource::CONFIG_MAP;
         let configmap = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {"name": name, "namespace": self.system, "labels": {"berth.acme.io/plugin": "true"}},
-            "binaryData": {"plugin.wasm": k8s_openapi::ByteString(component.to_vec())},
+            "binaryData": {file: k8s_openapi::ByteString(component.to_vec())},
             "data": {"plugin.yaml": config},
         });
         let api = resource.api(&self.client, Some(&self.system));

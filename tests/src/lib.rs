@@ -13,4 +13,5 @@ pub mod proxy;
 pub mod resource;
 pub mod server;
 pub mod stage;
+pub mod tls;
 pub mod workspace;

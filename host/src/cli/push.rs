@@ -19,7 +19,7 @@ use crate::{
     client,
     install::{Manifests, Mode},
     loader::access::Needs,
-    package::{AllowedHost, CONFIG_FILE, Encoding, MAX_COMPONENT, Refusal, reason},
+    package::{CONFIG_FILE, Ceilings, Encoding, HostPattern, MAX_COMPONENT, Refusal, reason},
     plugin::{Runtime, RuntimeConfig},
 };
 
@@ -53,9 +53,9 @@ pub struct Args {
     /// Apply these CustomResourceDefinitions too; can be repeated
     #[arg(long = "crd", value_name = "FILE")]
     crds: Vec<PathBuf>,
-    /// Allow HTTP requests to scheme://host[:port]; can be repeated
+    /// Allow HTTP requests to scheme://host[:port], where host may be *.NAME; can be repeated
     #[arg(long = "allow-host", value_name = "URL")]
-    allowed_hosts: Vec<AllowedHost>,
+    allowed_hosts: Vec<HostPattern>,
     /// A setting of the plugin, as a text; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
@@ -139,6 +139,7 @@ impl Args {
         let mut manifests = definitions;
         if !self.no_rbac {
             manifests.extend(Manifests::of("the plugin's permissions", bundle.permissions(&needs, &reads, &self.service_account))?);
+            manifests.extend(Manifests::of("the Secrets of the plugin", bundle.secret_permissions(&self.service_account))?);
         }
         let Some(client) = client else {
             manifests.extend(Manifests::of("the plugin", [bundle.config_map()])?);
@@ -220,7 +221,9 @@ impl Args {
     async fn describe(&self, bundle: &Bundle) -> anyhow::Result<Result<Option<Arc<Claim>>, Refusal>> {
         let cache = tempfile::tempdir().context("making a directory for the compiled component")?;
         let compiler = std::env::current_exe().context("finding the berth binary, which compiles plugins")?;
-        let runtime = Runtime::new(RuntimeConfig::new(compiler, cache.path().join("compiled")))?;
+        // How much the host gives is for the host to say.
+        let ceilings = Ceilings::highest();
+        let runtime = Runtime::new(RuntimeConfig { ceilings, ..RuntimeConfig::new(compiler, cache.path().join("compiled")) })?;
         let described = match runtime.prepare(bundle.package()).await {
             Ok(prepared) => prepared.handler(bundle.package()).map(|_| Some(prepared.claim.clone())),
             Err(refusal) => Err(refusal),

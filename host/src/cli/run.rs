@@ -8,7 +8,10 @@ use tokio_util::sync::CancellationToken;
 use super::{cluster::ClusterArgs, span::Span};
 use crate::{
     controller, host, kinds, lease,
-    plugin::{Resolve, limits},
+    plugin::{
+        Resolve,
+        limits::{self, HostLimits},
+    },
 };
 
 /// Flags of `berth run`.
@@ -72,6 +75,9 @@ pub struct HostArgs {
     /// How long runs may go on after SIGTERM
     #[arg(long, default_value_t = Span(host::GRACE), value_name = "TIME")]
     pub grace: Span,
+    /// What plugins may have at most.
+    #[command(flatten)]
+    pub limits: HostLimits,
 }
 
 impl Args {
@@ -102,6 +108,7 @@ impl HostArgs {
             watch_timeout,
             write_deadline,
             grace,
+            limits,
         } = self;
         let identity = identity.unwrap_or_else(host::identity);
         let lease = lease::Settings {
@@ -115,6 +122,7 @@ impl HostArgs {
             namespace,
             identity,
             plugin_dir,
+            limits,
             resolve,
             admin_address,
             cache_dir: match cache_dir {
@@ -133,9 +141,9 @@ impl HostArgs {
 }
 
 fn after_help() -> String {
-    let limits: String = limits::table().iter().map(|(name, value)| format!("  {name:<28} {value}\n")).collect();
+    let limits: String = limits::table().iter().map(|[name, value, raise]| format!("  {name:<28} {value:>6}  {raise}\n")).collect();
     format!(
-        "Limits of every plugin, unless its plugin.yaml says otherwise:\n{limits}\n\
+        "Limits of every plugin, and what changes them:\n{limits}\n\
          Examples:\n  \
          berth run                                        in a pod, or with kubectl's configuration\n  \
          berth run --kubeconfig admin.yaml --watch-namespace shop\n  \

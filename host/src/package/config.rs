@@ -1,12 +1,13 @@
 //! `plugin.yaml`: what the person who installs a plugin decides.
 
-use std::{fmt::Display, time::Duration};
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use super::{
-    AllowedHost, Refusal, is_name,
-    quantity::{bytes, duration, show_bytes, show_duration},
+    AllowedHost, Refusal, RunLimits, allowed,
+    field::{amount, expected, invalid, mapping, name_of, number, time, unknown},
+    quantity::show_bytes,
     reason,
 };
 use crate::{claim::Pace, trial::Rollout};
@@ -16,18 +17,18 @@ const STAGED_SHARE: u8 = 10;
 /// For how long it stays with them.
 const STAGED_TIME: Duration = Duration::from_secs(120);
 
-/// The most that `plugin.yaml` may ask for.
+/// Beyond these no host can go, whatever its [`Ceilings`](super::Ceilings).
 pub mod ceiling {
     use std::time::Duration;
 
-    /// Objects of a kind that run at once: more than this and one plugin takes the sandboxes of all others.
-    pub const CONCURRENCY: usize = 256;
+    /// Objects of a kind that run at once: the sandboxes of a large host.
+    pub const CONCURRENCY: usize = 4096;
     /// A whole call. A run holds its object's turn, so a longer effect belongs into several runs.
-    pub const TIMEOUT: Duration = Duration::from_secs(300);
+    pub const TIMEOUT: Duration = Duration::from_secs(3600);
     /// Guest CPU of a call.
-    pub const CPU: Duration = Duration::from_secs(60);
-    /// Linear memory of a call.
-    pub const MEMORY: u64 = 512 << 20;
+    pub const CPU: Duration = Duration::from_secs(3600);
+    /// Linear memory of a call: what 32 bits can address.
+    pub const MEMORY: u64 = 4 << 30;
     /// Delay after a failure.
     pub const BACKOFF: Duration = Duration::from_secs(3600);
     /// The first stage of a rollout.
@@ -64,6 +65,8 @@ pub struct Config {
     pub cpu: Duration,
     /// Linear memory of a call, in bytes.
     pub memory: u64,
+    /// Further limits of a call.
+    pub limits: RunLimits,
     /// Delays after failures.
     pub backoff: Backoff,
     /// How a new version takes over from the former one.
@@ -93,6 +96,7 @@ impl Default for Config {
             timeout: Duration::from_secs(10),
             cpu: Duration::from_secs(2),
             memory: 64 << 20,
+            limits: RunLimits::default(),
             backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(300) },
             rollout: Rollout::Immediate,
             redrive: false,
@@ -126,12 +130,13 @@ impl Config {
         for (key, value) in fields {
             match key.as_str() {
                 "settings" => config.settings = mapping(&key, value)?,
-                "allowedHosts" => config.allowed_hosts = hosts(value)?,
+                "allowedHosts" => config.allowed_hosts = allowed::all(value)?,
                 "serviceAccountName" => config.service_account = account(&value)?,
-                "concurrency" => config.concurrency = concurrency(&value)?,
-                "timeout" => config.timeout = time(&key, &value, floor::TIMEOUT, ceiling::TIMEOUT)?,
-                "cpu" => config.cpu = time(&key, &value, floor::TIMEOUT, ceiling::CPU)?,
-                "memory" => config.memory = memory(&value)?,
+                "concurrency" => config.concurrency = number(&key, &value, 1..=ceiling::CONCURRENCY)?,
+                "timeout" => config.timeout = time(&key, &value, floor::TIMEOUT..=ceiling::TIMEOUT)?,
+                "cpu" => config.cpu = time(&key, &value, floor::TIMEOUT..=ceiling::CPU)?,
+                "memory" => config.memory = amount(&key, &value, floor::MEMORY..=ceiling::MEMORY)?,
+                "limits" => config.limits = RunLimits::parse(mapping(&key, value)?)?,
                 "backoff" => config.backoff = backoff(mapping(&key, value)?)?,
                 "rollout" => config.rollout = rollout(&value)?,
                 "redrive" => config.redrive = flag(&key, &value)?,
@@ -154,6 +159,7 @@ const KEYS: &[&str] = &[
     "timeout",
     "cpu",
     "memory",
+    "limits",
     "backoff",
     "rollout",
     "redrive",
@@ -177,55 +183,14 @@ fn yaml(text: &str) -> Result<Value, Refusal> {
     })
 }
 
-fn mapping(key: &str, value: Value) -> Result<Map<String, Value>, Refusal> {
-    match value {
-        Value::Null => Ok(Map::new()),
-        Value::Object(fields) => Ok(fields),
-        other => Err(expected(key, "a mapping", &other)),
-    }
-}
-
-fn hosts(value: Value) -> Result<Vec<AllowedHost>, Refusal> {
-    let Value::Array(items) = value else { return Err(expected("allowedHosts", "a list such as [\"https://mail.example.com\"]", &value)) };
-    let host = |item: &Value| {
-        let text = item.as_str().ok_or_else(|| expected("allowedHosts", "a list of texts", item))?;
-        text.parse().map_err(|error| invalid(&format!("allows the host {text:?}, which {error}")))
-    };
-    items.iter().map(host).collect()
-}
-
 fn flag(key: &str, value: &Value) -> Result<bool, Refusal> {
     value.as_bool().ok_or_else(|| expected(key, "true or false", value))
-}
-
-fn concurrency(value: &Value) -> Result<usize, Refusal> {
-    let range = format!("a whole number from 1 to {}", ceiling::CONCURRENCY);
-    let wanted = || expected("concurrency", &range, value);
-    let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
-    number.filter(|number| (1..=ceiling::CONCURRENCY).contains(number)).ok_or_else(wanted)
-}
-
-fn time(key: &str, value: &Value, least: Duration, most: Duration) -> Result<Duration, Refusal> {
-    let wanted = || {
-        let range = format!("a time from {} to {}, such as \"10s\" or \"500ms\"", show_duration(least), show_duration(most));
-        expected(key, &range, value)
-    };
-    value.as_str().and_then(duration).filter(|time| (least..=most).contains(time)).ok_or_else(wanted)
-}
-
-fn memory(value: &Value) -> Result<u64, Refusal> {
-    let wanted = || {
-        let range = format!("an amount from {} to {}, such as \"64Mi\"", show_bytes(floor::MEMORY), show_bytes(ceiling::MEMORY));
-        expected("memory", &range, value)
-    };
-    let amount = value.as_u64().or_else(|| value.as_str().and_then(bytes));
-    amount.filter(|amount| (floor::MEMORY..=ceiling::MEMORY).contains(amount)).ok_or_else(wanted)
 }
 
 fn backoff(fields: Map<String, Value>) -> Result<Backoff, Refusal> {
     let mut backoff = Config::default().backoff;
     for (key, value) in fields {
-        let read = |name| time(name, &value, floor::BACKOFF, ceiling::BACKOFF);
+        let read = |name| time(name, &value, floor::BACKOFF..=ceiling::BACKOFF);
         match key.as_str() {
             "base" => backoff.base = read("backoff.base")?,
             "max" => backoff.max = read("backoff.max")?,
@@ -251,7 +216,7 @@ fn rollout(value: &Value) -> Result<Rollout, Refusal> {
         for (key, value) in stage {
             match key.as_str() {
                 "share" => share = percent(value)?,
-                "for" => time = self::time("rollout.staged.for", value, floor::STAGE, ceiling::STAGE)?,
+                "for" => time = self::time("rollout.staged.for", value, floor::STAGE..=ceiling::STAGE)?,
                 _ => return Err(unknown(key, "rollout.staged.", &["share", "for"])),
             }
         }
@@ -270,38 +235,7 @@ fn percent(value: &Value) -> Result<u8, Refusal> {
 }
 
 fn account(value: &Value) -> Result<Option<String>, Refusal> {
-    let wanted = || expected("serviceAccountName", "the name of a ServiceAccount in the host's namespace", value);
-    match value {
-        Value::Null => Ok(None),
-        Value::String(name) if is_name(name) => Ok(Some(name.clone())),
-        _ => Err(wanted()),
-    }
-}
-
-fn invalid(what: &str) -> Refusal {
-    Refusal::new(reason::INVALID_CONFIG, format!("plugin.yaml {what}."))
-}
-
-/// A value that is not what it has to be. The value is shown, but only the beginning: it may be anything.
-fn expected(key: &str, wanted: impl Display, value: &Value) -> Refusal {
-    let shown = value.to_string();
-    let end = shown.floor_char_boundary(60);
-    let dots = if end < shown.len() { "…" } else { "" };
-    invalid(&format!("has a {key:?} of {}{dots}, where {wanted} is expected", &shown[..end]))
-}
-
-fn unknown(key: &str, within: &str, known: &[&str]) -> Refusal {
-    let shown = &key[..key.floor_char_boundary(60)];
-    let near = known
-        .iter()
-        .map(|candidate| (strsim::damerau_levenshtein(&shown.to_lowercase(), &candidate.to_lowercase()), candidate))
-        .min()
-        .filter(|(distance, candidate)| *distance <= candidate.len() / 3 + 1);
-    let hint = match near {
-        Some((_, candidate)) => format!("did you mean \"{within}{candidate}\"?"),
-        None => format!("the known ones are {}", known.join(", ")),
-    };
-    Refusal::new(reason::INVALID_CONFIG, format!("plugin.yaml has the unknown key \"{within}{shown}\" ({hint})."))
+    if value.is_null() { Ok(None) } else { name_of("serviceAccountName", "ServiceAccount", value).map(Some) }
 }
 
 #[cfg(test)]
@@ -324,6 +258,7 @@ mod tests {
             timeout: 20s
             cpu: 500ms
             memory: 128Mi
+            limits: { httpRequests: 30, httpResponse: 2Mi, httpFirstByte: 30s, log: 1Mi, events: 0 }
             backoff: { base: 2s, max: 1m30s }
             rollout: { staged: { share: 25%, for: 90s } }
             redrive: true
@@ -332,12 +267,19 @@ mod tests {
         let config = Config::parse(text.as_bytes()).expect("parses");
         let expected = Config {
             settings: serde_json::from_str(r#"{"gateway":"http://mail.demo","big":9007199254740993,"no":"no"}"#).expect("json"),
-            allowed_hosts: vec!["http://mail.demo".parse().expect("host")],
+            allowed_hosts: vec![AllowedHost { pattern: "http://mail.demo".parse().expect("host"), ca: None, credentials: None }],
             service_account: Some("email-request".into()),
             concurrency: 4,
             timeout: Duration::from_secs(20),
             cpu: Duration::from_millis(500),
             memory: 128 << 20,
+            limits: RunLimits {
+                http_requests: 30,
+                http_response: 2 << 20,
+                http_first_byte: Duration::from_secs(30),
+                log: 1 << 20,
+                events: 0,
+            },
             backoff: Backoff { base: Duration::from_secs(2), max: Duration::from_secs(90) },
             rollout: Rollout::Staged { share: 25, time: Duration::from_secs(90) },
             redrive: true,
@@ -359,6 +301,7 @@ mod tests {
             ("allowedHost: []", "did you mean \"allowedHosts\"?"),
             ("allowed_hosts: []", "did you mean \"allowedHosts\"?"),
             ("Timeout: 1s", "did you mean \"timeout\"?"),
+            ("limits: { httpRequest: 1 }", "unknown key \"limits.httpRequest\" (did you mean \"limits.httpRequests\"?)"),
             ("backoff: { bse: 1s }", "unknown key \"backoff.bse\" (did you mean \"backoff.base\"?)"),
             ("xyzzy-plugh: 1", "the known ones are settings, allowedHosts"),
         ] {
@@ -370,16 +313,21 @@ mod tests {
     #[test]
     fn values_outside_the_ceilings_are_refused_with_the_range() {
         for (text, range) in [
-            ("concurrency: 0", "from 1 to 256"),
-            ("concurrency: 257", "from 1 to 256"),
-            ("concurrency: 1.5", "from 1 to 256"),
-            ("timeout: 301s", "from 10ms to 5m"),
+            ("concurrency: 0", "from 1 to 4096"),
+            ("concurrency: 4097", "from 1 to 4096"),
+            ("concurrency: 1.5", "from 1 to 4096"),
+            ("timeout: 61m", "from 10ms to 60m"),
             ("timeout: 10", "such as \"10s\""),
-            ("cpu: 2m", "from 10ms to 1m"),
-            ("memory: 1Gi", "from 2Mi to 512Mi"),
-            ("memory: 1Ki", "from 2Mi to 512Mi"),
+            ("cpu: 2h", "from 10ms to 60m"),
+            ("memory: 5Gi", "from 2Mi to 4Gi"),
+            ("memory: 1Ki", "from 2Mi to 4Gi"),
             ("backoff: { base: 1ms }", "from 100ms to 60m"),
             ("backoff: { base: 10s, max: 5s }", "longer than its \"backoff.max\""),
+            ("limits: { httpRequests: 1001 }", "\"limits.httpRequests\" of 1001, where a whole number from 0 to 1000"),
+            ("limits: { httpResponse: 65Mi }", "from 0 to 64Mi"),
+            ("limits: { httpFirstByte: 6m }", "from 10ms to 5m"),
+            ("limits: { log: 5Mi }", "from 0 to 4Mi"),
+            ("limits: { events: -1 }", "from 0 to 100"),
             ("paused: yes", "true or false"),
             ("allowedHosts: http://a", "a list such as"),
             ("allowedHosts: [\"http://a/b\"]", "\"http://a/b\", which must end after the host"),

@@ -6,7 +6,7 @@ use crate::{
     claim::{Claim, DeadLetter, Progress, Read},
     label::{self, Selector, is_dns_label, is_subdomain},
     object::Kind,
-    package::{AllowedHost, Refusal, reason},
+    package::{HostPattern, Refusal, reason},
 };
 
 /// Most entries of a list in a claim: beyond, somebody means harm.
@@ -175,7 +175,7 @@ fn host(host: &str) -> Result<(), String> {
     match host.strip_prefix("$settings.") {
         Some(key) if key.is_empty() || key.len() > 253 => Err(format!("`hosts` has {host:?}, which names no key of the settings")),
         Some(_) => Ok(()),
-        None => AllowedHost::of_url(host).map(drop).map_err(|error| format!("`hosts` has {host:?}, which {error}")),
+        None => HostPattern::of_url(host).map(drop).map_err(|error| format!("`hosts` has {host:?}, which {error}")),
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
 
     fn full() -> Claim {
         let reads = vec![reads("ConfigMap", "configmaps"), reads("Secret", "secrets")];
-        Claim { reads, hosts: vec!["$settings.exporter".into(), "https://a.io/x".into()], ..Claim::full() }
+        Claim { reads, hosts: vec!["$settings.exporter".into(), "https://a.io/x".into(), "https://*.a.io".into()], ..Claim::full() }
     }
 
     #[test]
@@ -251,6 +251,7 @@ mod tests {
             (|claim| claim.owns = vec![owned("", "Node", false)], "cluster-scoped"),
             (|claim| claim.owns = vec![owned("", "Pod", true), owned("", "Pod", true)], "twice"),
             (|claim| claim.hosts = vec!["mail".into()], "has to start with http"),
+            (|claim| claim.hosts = vec!["https://*.io".into()], "wildcard in the wrong place"),
             (|claim| claim.hosts = vec!["$settings.".into()], "no key"),
             (|claim| claim.hosts = vec!["https://a".into(); 65], "65 entries"),
             (|claim| claim.reads[1].kind.group = "No".into(), "\"No\" is no API group"),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     bindings::berth::plugin::types as wit,
-    limits::{self, Size},
+    limits::{self, Limits, Size},
     text::shorten,
 };
 use crate::{
@@ -67,11 +67,11 @@ fn kind(kind: wit::Kind) -> Kind {
 }
 
 /// An outcome that keeps the contract and the claim; else the failure that says what does not. `note` gets what was cut.
-pub fn outcome(outcome: wit::Outcome, claim: &Claim, note: impl Fn(&str)) -> Result<Outcome, Failure> {
+pub fn outcome(outcome: wit::Outcome, claim: &Claim, limits: &Limits, note: impl Fn(&str)) -> Result<Outcome, Failure> {
     let wit::Outcome { status, labels, children, mut events, next, extensions: _ } = outcome;
-    if events.len() > limits::EVENTS {
-        note(&format!("kept the first {} of {} events of the run", limits::EVENTS, events.len()));
-        events.truncate(limits::EVENTS);
+    if events.len() > limits.events {
+        note(&format!("kept the first {} of {} events of the run{}", limits.events, events.len(), limits.how("limits.events")));
+        events.truncate(limits.events);
     }
     let others = size(&labels, &events) + children.iter().flatten().map(String::len).sum::<usize>();
     let status = status.map(|text| self::status(&text, others, claim, &note)).transpose()?;

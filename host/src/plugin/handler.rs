@@ -9,7 +9,8 @@ use super::{
     bindings::ReconcilerPre,
     capability::{
         cluster::Reads,
-        http::{Grant, Hooks, Outlet},
+        gate::{Gate, Rights},
+        http::Outlet,
         log::{Log, Speaker},
     },
     convert,
@@ -30,7 +31,7 @@ pub(super) struct Handler {
     pub plugin: Arc<str>,
     pub digest: Arc<str>,
     pub settings: String,
-    pub grant: Arc<Grant>,
+    pub rights: Rights,
     pub limits: Limits,
 }
 
@@ -58,16 +59,11 @@ impl Handler {
 
     async fn call(&self, request: &Request) -> Result<Outcome, Failure> {
         let object = request.key.object.to_string().into();
-        let log = Log::new(Speaker { plugin: self.plugin.clone(), digest: self.digest.clone(), object });
-        let outlet = Outlet {
-            client: self.runtime.client.clone(),
-            grant: self.grant.clone(),
-            fence: request.fence.clone(),
-            deadline: deadline(&self.limits),
-        };
+        let log = Log::new(Speaker { plugin: self.plugin.clone(), digest: self.digest.clone(), object }, self.limits);
+        let gate = Gate::new(log.clone(), Some(self.rights.clone()));
+        let outlet = Outlet { fence: request.fence.clone(), deadline: deadline(&self.limits) };
         let reads = Reads::new(Some(request.reader.clone()));
-        let hooks = Hooks::new(log.clone(), Some(outlet));
-        let sandbox = Sandbox::new(&self.runtime.engine, self.limits, hooks, reads.clone());
+        let sandbox = Sandbox::new(&self.runtime.engine, self.limits, gate, Some(outlet), reads.clone());
         let given = convert::request(request, &self.settings);
         let ended = sandbox
             .run(async |store| {
@@ -78,7 +74,7 @@ impl Handler {
         match ended {
             Ended::Failed(failure) => Err(failure),
             Ended::Returned(outcome, exceeded) => {
-                let outcome = convert::outcome(outcome, &self.claim, |note| log.host(note))?;
+                let outcome = convert::outcome(outcome, &self.claim, &self.limits, |note| log.host(note))?;
                 let asks_for_another_try = matches!(outcome.next, Next::Retry(_) | Next::RetryAfter(..));
                 match (exceeded, reads.unanswered()) {
                     // A handler that coped has its way.

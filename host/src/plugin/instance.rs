@@ -14,8 +14,10 @@ use super::{
     bindings::Reconciler,
     capability::{
         cluster::Reads,
-        http::Hooks,
+        gate::Gate,
+        http::{Hooks, Outlet},
         log::{Lines, Log, Stream},
+        sockets,
     },
     limits::{self, Limits, Size, shape},
     meter::{Meter, Metered},
@@ -24,7 +26,7 @@ use crate::reconcile::Failure;
 
 /// What belongs to one run and dies with it.
 pub struct State {
-    pub(super) log: Arc<Log>,
+    pub(super) gate: Arc<Gate>,
     pub(super) reads: Reads,
     table: ResourceTable,
     wasi: WasiCtx,
@@ -46,10 +48,11 @@ impl WasiHttpView for State {
 }
 
 /// Everything that a guest can import. WASI is linked whole, because some languages import all of it whether they use it or not;
-/// what it reaches is nothing but clocks and random numbers.
+/// what it reaches is nothing but clocks and random numbers, and what asks for more is told so by the gate.
 pub fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    sockets::add_to_linker(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
     Reconciler::add_to_linker::<_, wasmtime::component::HasSelf<State>>(&mut linker, |state| state)?;
     Ok(linker)
@@ -64,13 +67,19 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// A fresh one.
-    pub fn new(engine: &Engine, limits: Limits, hooks: Hooks, reads: Reads) -> Self {
-        let log = hooks.log.clone();
+    pub fn new(engine: &Engine, limits: Limits, gate: Arc<Gate>, outlet: Option<Outlet>, reads: Reads) -> Self {
         let mut table = ResourceTable::new();
         // A handle of the guest may stand on two entries here: a pollable and what it waits for.
         table.set_max_capacity(2 * limits::HANDLES);
-        let (wasi, quota) = (wasi(&log), Quota::new(limits.memory));
-        let state = State { log, reads, table, wasi, http: WasiHttpCtx::new(), hooks, quota };
+        let state = State {
+            wasi: wasi(gate.log()),
+            hooks: Hooks::new(gate.clone(), limits, outlet),
+            gate,
+            reads,
+            table,
+            http: WasiHttpCtx::new(),
+            quota: Quota::new(limits.memory),
+        };
         let mut store = Store::new(engine, state);
         store.limiter(|state| &mut state.quota);
         store.set_hostcall_fuel(limits::HOST_CALL_BYTES);
@@ -181,7 +190,7 @@ fn cause(error: &wasmtime::Error, state: &State, limits: Limits, exceeded: Optio
 
 /// The guest's own words say more than the trap; without any, the trap has to do.
 fn with_last_words(trap: String, state: &State) -> String {
-    state.log.last_words().unwrap_or_else(|| super::text::shorten(&super::text::one_line(&trap), limits::SENTENCE))
+    state.gate.log().last_words().unwrap_or_else(|| super::text::shorten(&super::text::one_line(&trap), limits::SENTENCE))
 }
 
 /// For errors of wasmtime that have no public type.

@@ -2,7 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use crate::package::Config;
+use clap::{Args, builder::RangedU64ValueParser};
+
+use crate::package::{Ceilings, Config, MAX_COMPONENT, RunLimits, quantity};
 
 /// Length of an epoch: how often a guest that computes gives way to others and its CPU time is looked at.
 pub const TICK: Duration = Duration::from_millis(10);
@@ -22,9 +24,6 @@ pub const HANDLES: usize = 1_000;
 /// Random bytes of one call.
 pub const RANDOM_BYTES: u64 = 64 << 10;
 
-/// Log text of a run, stdout and stderr included.
-pub const LOG_BYTES: usize = 64 << 10;
-
 /// Log text of one line.
 pub const LOG_LINE: usize = 4 << 10;
 
@@ -33,9 +32,6 @@ pub const OUTCOME_BYTES: usize = 1 << 20;
 
 /// Nesting of a JSON value in an outcome.
 pub const JSON_DEPTH: usize = 64;
-
-/// Events of a run: the first ones are kept.
-pub const EVENTS: usize = 10;
 
 /// The cause of a failure, an event's note and the like: what the Events API takes as a note.
 pub const SENTENCE: usize = 1 << 10;
@@ -49,17 +45,8 @@ pub const LABELS: usize = 64;
 /// The longest `after-ms` and `retry-after-ms` that are kept; the guest may say any number.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// HTTP requests of a run.
-pub const HTTP_REQUESTS: u32 = 20;
-
-/// Body of an HTTP response.
-pub const HTTP_RESPONSE_BYTES: usize = 1 << 20;
-
 /// From the start of a connection to the end of its TLS handshake, name resolution included.
 pub const HTTP_CONNECT: Duration = Duration::from_secs(2);
-
-/// From sending a request to the head of its response.
-pub const HTTP_FIRST_BYTE: Duration = Duration::from_secs(5);
 
 /// Objects of a page of a list, also where the guest asks for more.
 pub const READ_OBJECTS: usize = 500;
@@ -91,17 +78,49 @@ pub struct Limits {
     pub cpu: Duration,
     /// Bytes of linear memory, all memories together.
     pub memory: u64,
+    /// HTTP requests.
+    pub http_requests: u32,
+    /// Bytes of the body of an HTTP response.
+    pub http_response: usize,
+    /// From sending an HTTP request to the head of its response.
+    pub http_first_byte: Duration,
+    /// Log text, stdout and stderr included.
+    pub log_bytes: usize,
+    /// Events: the first ones are kept.
+    pub events: usize,
     /// Whether `plugin.yaml` can raise them, so that sentences say so.
     pub raisable: bool,
 }
 
 impl Limits {
     /// For `describe`, which only returns a constant. The time by the clock is generous: on a busy machine it says little.
-    pub const TRIAL: Self = Self { timeout: Duration::from_secs(5), cpu: Duration::from_millis(500), memory: 64 << 20, raisable: false };
+    pub const TRIAL: Self = Self {
+        timeout: Duration::from_secs(5),
+        cpu: Duration::from_millis(500),
+        memory: 64 << 20,
+        // The gate denies each of them.
+        http_requests: 20,
+        http_response: 0,
+        http_first_byte: Duration::ZERO,
+        log_bytes: 64 << 10,
+        events: 0,
+        raisable: false,
+    };
 
     /// For the runs of a plugin.
     pub fn of(config: &Config) -> Self {
-        Self { timeout: config.timeout, cpu: config.cpu, memory: config.memory, raisable: true }
+        let RunLimits { http_requests, http_response, http_first_byte, log, events } = config.limits;
+        Self {
+            timeout: config.timeout,
+            cpu: config.cpu,
+            memory: config.memory,
+            http_requests,
+            http_response,
+            http_first_byte,
+            log_bytes: log,
+            events,
+            raisable: true,
+        }
     }
 
     /// How to raise one of them, to be read after its value.
@@ -111,13 +130,16 @@ impl Limits {
 }
 
 /// Bounds of one compilation, in a process of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompileLimits {
-    /// Address space in bytes.
+    /// Address space for compiling a plugin
+    #[arg(long = "compile-memory", default_value = "1Gi", value_name = "AMOUNT", value_parser = amount)]
     pub memory: u64,
-    /// CPU time.
+    /// CPU time for compiling a plugin
+    #[arg(long = "compile-cpu", default_value = "1m", value_name = "TIME", value_parser = time)]
     pub cpu: Duration,
-    /// Time by the clock: on a busy machine the CPU time alone says little.
+    /// Time by the clock for compiling a plugin: on a busy machine the CPU time alone says little
+    #[arg(long = "compile-time", default_value = "3m", value_name = "TIME", value_parser = time)]
     pub wall: Duration,
 }
 
@@ -127,28 +149,72 @@ impl Default for CompileLimits {
     }
 }
 
-/// Every default as a name and a value, for help texts.
-pub fn table() -> Vec<(&'static str, String)> {
+fn amount(text: &str) -> Result<u64, &'static str> {
+    quantity::bytes(text).ok_or("not an amount such as 1Gi")
+}
+
+fn time(text: &str) -> Result<Duration, &'static str> {
+    quantity::duration(text).ok_or("not a length of time such as 1m")
+}
+
+/// Flags of the host: what its plugins may have at most.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+#[command(next_help_heading = "Limits of plugins")]
+pub struct HostLimits {
+    /// What `plugin.yaml` is held against.
+    #[command(flatten)]
+    pub ceilings: Ceilings,
+    /// Of each compilation.
+    #[command(flatten)]
+    pub compile: CompileLimits,
+    /// Handlers that run at once, over all plugins
+    #[arg(long, default_value_t = SANDBOXES, value_name = "NUMBER", value_parser = RangedU64ValueParser::<u32>::new().range(1..=4096))]
+    pub sandboxes: u32,
+}
+
+impl Default for HostLimits {
+    fn default() -> Self {
+        Self { ceilings: Ceilings::default(), compile: CompileLimits::default(), sandboxes: SANDBOXES }
+    }
+}
+
+/// Every limit with its default and with what raises it, for help texts.
+pub fn table() -> Vec<[String; 3]> {
     let run = Limits::of(&Config::default());
     let compile = CompileLimits::default();
-    vec![
-        ("guest CPU", format!("{:?}", run.cpu)),
-        ("call", format!("{:?}", run.timeout)),
-        ("memory", Size(run.memory).to_string()),
-        ("stack", Size(STACK as u64).to_string()),
-        ("bytes of a host call", Size(HOST_CALL_BYTES as u64).to_string()),
-        ("handles", HANDLES.to_string()),
-        ("logs of a run", Size(LOG_BYTES as u64).to_string()),
-        ("outcome", format!("{}, depth {JSON_DEPTH}", Size(OUTCOME_BYTES as u64))),
-        ("events of a run", EVENTS.to_string()),
-        ("HTTP requests of a run", HTTP_REQUESTS.to_string()),
-        ("HTTP response", Size(HTTP_RESPONSE_BYTES as u64).to_string()),
-        ("HTTP connect, first byte", format!("{HTTP_CONNECT:?}, {HTTP_FIRST_BYTE:?}")),
-        ("page of a list", format!("{READ_OBJECTS} objects, {}", Size(READ_BYTES as u64))),
-        ("component", Size(crate::package::MAX_COMPONENT as u64).to_string()),
-        ("compile", format!("{:?} CPU, {}", compile.cpu, Size(compile.memory))),
-        ("sandboxes at once", SANDBOXES.to_string()),
-    ]
+    let size = |bytes: usize| Size(bytes as u64).to_string();
+    let time = quantity::show_duration;
+    let fixed = || "fixed".to_owned();
+    let key = |key: &str| format!("`{key}` in plugin.yaml");
+    let held = |key: &str| format!("`{key}` in plugin.yaml, up to --max-{key}");
+    let rows = [
+        ("guest CPU of a call", time(run.cpu), held("cpu")),
+        ("a whole call", time(run.timeout), held("timeout")),
+        ("memory of a call", Size(run.memory).to_string(), held("memory")),
+        ("objects of a kind at once", Config::default().concurrency.to_string(), held("concurrency")),
+        ("handlers at once", SANDBOXES.to_string(), "--sandboxes".into()),
+        ("HTTP requests of a call", run.http_requests.to_string(), key("limits.httpRequests")),
+        ("HTTP response", size(run.http_response), key("limits.httpResponse")),
+        ("HTTP first byte", time(run.http_first_byte), key("limits.httpFirstByte")),
+        ("HTTP connect", time(HTTP_CONNECT), fixed()),
+        ("log of a call", size(run.log_bytes), key("limits.log")),
+        ("log line", size(LOG_LINE), fixed()),
+        ("Events of a call", run.events.to_string(), key("limits.events")),
+        ("outcome", size(OUTCOME_BYTES), fixed()),
+        ("children of an object", CHILDREN.to_string(), fixed()),
+        ("nesting of JSON", JSON_DEPTH.to_string(), fixed()),
+        ("labels of an outcome", LABELS.to_string(), fixed()),
+        ("sentence (cause, note)", size(SENTENCE), fixed()),
+        ("data of one host call", size(HOST_CALL_BYTES), fixed()),
+        ("page of a list", format!("{READ_OBJECTS} objects, {}", size(READ_BYTES)), fixed()),
+        ("handles", HANDLES.to_string(), fixed()),
+        ("stack", size(STACK), fixed()),
+        ("component", size(MAX_COMPONENT), "--max-component, downwards".into()),
+        ("compiling: CPU", time(compile.cpu), "--compile-cpu".into()),
+        ("compiling: by the clock", time(compile.wall), "--compile-time".into()),
+        ("compiling: memory", Size(compile.memory).to_string(), "--compile-memory".into()),
+    ];
+    rows.into_iter().map(|(name, value, raise)| [name.to_owned(), value, raise]).collect()
 }
 
 /// A number of bytes as `plugin.yaml` would say it.
@@ -172,7 +238,9 @@ mod tests {
     #[test]
     fn the_table_shows_values_as_plugin_yaml_would() {
         let table = table();
-        assert!(table.contains(&("memory", "64Mi".into())) && table.contains(&("guest CPU", "2s".into())), "{table:?}");
+        let row = |name: &str| table.iter().find(|row| row[0] == name).cloned().expect(name);
+        assert_eq!(row("memory of a call")[1..], ["64Mi", "`memory` in plugin.yaml, up to --max-memory"]);
+        assert_eq!(row("guest CPU of a call")[1], "2s");
         assert_eq!((Size(1000).to_string(), Size(1 << 30).to_string()), ("1000".into(), "1Gi".into()));
     }
 }

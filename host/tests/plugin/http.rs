@@ -131,6 +131,25 @@ async fn what_is_not_both_claimed_and_allowed_is_denied_and_the_log_says_how_to_
 }
 
 #[tokio::test]
+async fn a_wildcard_covers_one_label_and_a_head_that_is_late_is_the_limit_of_the_first_byte() {
+    let server = Server::start().await;
+    let component = claiming(&json!({ "hosts": ["http://*.demo.io"] }));
+    let yaml = "allowedHosts: ['http://*.demo.io']\nlimits: {httpFirstByte: 100ms}";
+    let resolve = |name: &str| format!("{name}:80={}", server.address).parse().expect("an entry");
+    let set = |config: &mut berth_host::plugin::RuntimeConfig| config.resolve = vec![resolve("a.demo.io"), resolve("b.a.demo.io")];
+    let bench = Bench::with(&component, yaml, set).await;
+    assert_eq!(bench.status(json!({ "do": "http", "url": "http://a.demo.io/hello" })).await["code"], 200);
+    for url in ["http://b.a.demo.io/hello", "http://demo.io/hello", "http://*.demo.io/hello"] {
+        let outcome = bench.run(json!({ "do": "http", "url": url })).await.expect("the guest copes");
+        assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpRequestDenied".into()), "{url}");
+    }
+    let began = Instant::now();
+    let outcome = bench.run(json!({ "do": "http", "url": "http://a.demo.io/stall" })).await.expect("the guest copes");
+    assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpResponseTimeout".into()));
+    assert!(began.elapsed() < Duration::from_secs(5), "the default is 5 s beside 2 s for the connection");
+}
+
+#[tokio::test]
 async fn a_name_that_leads_to_this_machine_is_denied_although_it_is_allowed() {
     let events = Events::record();
     let server = Server::start().await;
@@ -146,10 +165,19 @@ async fn requests_of_a_run_and_the_size_of_an_answer_are_limited() {
     let status = bench.status(json!({ "do": "httpflood", "url": "http://mail.demo/hello", "times": 20 })).await;
     assert_eq!((&status["code"], server.seen()), (&json!(200), 20));
     let failure = bench.failure(json!({ "do": "httpflood", "url": "http://mail.demo/hello", "times": 21 })).await;
-    assert!(matches!(&failure, Failure::Limit(sentence) if sentence.contains("20 HTTP requests")), "{failure}");
+    assert!(
+        matches!(&failure, Failure::Limit(sentence) if sentence.contains("20 HTTP requests that a run may (`limits.httpRequests` in plugin.yaml)")),
+        "{failure}"
+    );
     assert_eq!(server.seen(), 40);
     let failure = bench.failure(json!({ "do": "http", "url": "http://mail.demo/big" })).await;
-    assert!(matches!(&failure, Failure::Limit(sentence) if sentence.contains("mail.demo is larger than the 1Mi")), "{failure}");
+    assert!(
+        matches!(&failure, Failure::Limit(sentence) if sentence.contains("mail.demo is larger than the 1Mi that one may have (`limits.httpResponse`")),
+        "{failure}"
+    );
+    let bench = self::bench(&server, "limits: {httpRequests: 21, httpResponse: 2Mi}").await;
+    bench.status(json!({ "do": "httpflood", "url": "http://mail.demo/hello", "times": 21 })).await;
+    assert_eq!(bench.status(json!({ "do": "http", "url": "http://mail.demo/big" })).await["length"], (1 << 20) + 1);
 }
 
 #[tokio::test]

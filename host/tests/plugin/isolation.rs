@@ -1,8 +1,11 @@
 //! What one run must not do to another, to the host, or to the world.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use berth_host::{fence::BootTime, reconcile::Failure};
+use berth_host::{denial::Denial, fence::BootTime, metrics::Metrics, reconcile::Failure};
 use serde_json::json;
 
 use crate::bench::*;
@@ -84,13 +87,91 @@ async fn more_runs_than_sandboxes_wait_for_their_turn() {
 }
 
 #[tokio::test]
-async fn nothing_but_clocks_and_random_numbers_is_in_reach() {
-    let bench = Bench::new("").await;
+async fn nothing_but_clocks_and_random_numbers_is_in_reach_and_every_denial_is_counted() {
+    let events = Events::record();
+    let metrics = Arc::new(Metrics::default());
+    let bench = Bench::with(probe(), "", |config| config.metrics = metrics.clone()).await;
     let reach = bench.status(json!({ "do": "reach" })).await;
     assert_eq!((reach["environment"].as_u64(), reach["arguments"].as_u64()), (Some(0), Some(0)), "{reach}");
-    for denied in ["file", "directory", "connect", "listen", "udp"] {
+    for denied in ["file", "directory", "connect", "listen", "udp", "lookup", "http", "cluster"] {
         assert!(reach[denied].is_string(), "{denied}: {reach}");
     }
     assert!(reach["now"].as_u64() > Some(1_700_000_000), "{reach}");
     assert_ne!(reach["random"], bench.status(json!({ "do": "reach" })).await["random"]);
+    let count = |denial: Denial| {
+        let labels = format!("capability=\"{}\",reason=\"{}\"}} ", denial.capability(), denial.reason());
+        let text = metrics.render();
+        text.lines().find_map(|line| line.split_once(&labels)?.1.parse::<u64>().ok()).unwrap_or_default()
+    };
+    // Two runs; connect, listen and udp are sockets.
+    assert_eq!((count(Denial::Socket), count(Denial::NameLookup)), (6, 2));
+    assert_eq!((count(Denial::HttpHost), count(Denial::ClusterRead)), (2, 2));
+    let said = events.of_guests().iter().filter(|line| line.to_string().contains("denied a socket")).count();
+    assert_eq!(said, 2, "once a run, with what to do instead");
+}
+
+#[tokio::test]
+async fn a_guest_that_asks_again_and_again_is_told_of_once() {
+    let events = Events::record();
+    let bench = Bench::new("").await;
+    assert_eq!(bench.status(json!({ "do": "sockets", "times": 2000 })).await["denied"], 2000);
+    assert_eq!(events.of_guests().len(), 1);
+}
+
+/// Each interface that a guest can import either passes the gate or reaches nothing. One that is added has to be put here, and there.
+#[test]
+fn every_import_is_asked_for_at_the_gate_or_reaches_nothing() {
+    const GATED: &[&str] = &[
+        "berth:plugin/cluster",
+        "berth:plugin/log",
+        "wasi:http/outgoing-handler",
+        "wasi:sockets/ip-name-lookup",
+        "wasi:sockets/tcp-create-socket",
+        "wasi:sockets/udp-create-socket",
+    ];
+    const REACH_NOTHING: &[&str] = &[
+        // Types, and what acts only on a handle that the gate has let be made.
+        "berth:plugin/types",
+        "wasi:http/types",
+        "wasi:sockets/instance-network",
+        "wasi:sockets/network",
+        "wasi:sockets/tcp",
+        "wasi:sockets/udp",
+        "wasi:io/",
+        // No folder, no variable, no argument, no input; output is the log of the run.
+        "wasi:filesystem/",
+        "wasi:cli/",
+        // The time, and numbers.
+        "wasi:clocks/",
+        "wasi:random/",
+    ];
+    let imports = imports(probe());
+    let covers =
+        |list: &[&str], import: &str| list.iter().any(|known| import == *known || (known.ends_with('/') && import.starts_with(known)));
+    for import in &imports {
+        assert!(covers(GATED, import) != covers(REACH_NOTHING, import), "{import} is not judged");
+    }
+    for gated in GATED {
+        assert!(imports.iter().any(|import| import == gated), "the probe does not try {gated}");
+    }
+}
+
+/// The interfaces that a component imports, without their versions.
+fn imports(component: &[u8]) -> Vec<String> {
+    use wasmparser::{Parser, Payload};
+    let mut depth = 0_usize;
+    let mut names = Vec::new();
+    for payload in Parser::new(0).parse_all(component) {
+        match payload.expect("a component") {
+            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+            Payload::End(_) => depth = depth.saturating_sub(1),
+            Payload::ComponentImportSection(section) if depth == 0 => {
+                names.extend(
+                    section.into_iter().map(|import| import.expect("an import").name.name.split('@').next().unwrap_or_default().to_owned()),
+                );
+            }
+            _ => {}
+        }
+    }
+    names
 }

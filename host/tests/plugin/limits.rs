@@ -115,9 +115,14 @@ async fn logs_are_limited_and_how_much_was_dropped_is_said() {
     bench.run(json!({ "do": "logflood", "bytes": 4 << 20 })).await.expect("the guest goes on");
     let written = events.of_guests();
     let bytes: usize = written.iter().filter_map(|event| event["fields"]["message"].as_str().map(str::len)).sum();
-    assert!(bytes <= limits::LOG_BYTES + 200, "{bytes}");
+    assert!(bytes <= (64 << 10) + 200, "{bytes}");
     let last = written.last().expect("a last word").to_string();
-    assert!(last.contains("dropped 4048 lines beyond the 64Ki"), "{last}");
+    assert!(last.contains("dropped 4048 lines beyond the 64Ki that a run may log (`limits.log` in plugin.yaml)"), "{last}");
+    let bench = Bench::new("limits: {log: 2Mi}").await;
+    let before = events.of_guests().len();
+    bench.run(json!({ "do": "logflood", "bytes": 1 << 20 })).await.expect("the guest goes on");
+    let written = events.of_guests().split_off(before);
+    assert!(!written.iter().any(|line| line.to_string().contains("dropped")), "raised, nothing is dropped");
 }
 
 #[tokio::test]
@@ -133,4 +138,19 @@ async fn log_lines_cannot_forge_others_and_name_their_speaker() {
     assert!(!written[0]["fields"]["fields"].as_str().expect("fields").contains(['\r', '\n']));
     assert_eq!((&written[1]["fields"]["message"], &written[1]["level"]), (&json!("to stdout"), &json!("INFO")));
     assert_eq!((&written[2]["fields"]["message"], &written[2]["level"]), (&json!("to stderr, unfinished"), &json!("WARN")));
+}
+
+#[tokio::test]
+async fn a_host_gives_no_more_than_its_flags_say() {
+    let mut config = berth_host::plugin::RuntimeConfig::new(BERTH, cache());
+    config.ceilings.max_memory = 64 << 20;
+    config.ceilings.max_component = 1 << 20;
+    let runtime = berth_host::plugin::Runtime::new(config).expect("a runtime");
+    let prepared = runtime.prepare(&package(probe(), "")).await.expect("accepted");
+    assert!(prepared.handler(&package(probe(), "memory: 64Mi")).is_ok());
+    let refusal = prepared.handler(&package(probe(), "memory: 65Mi")).err().expect("refused");
+    assert!(refusal.message.contains("`--max-memory` of berth run"), "{refusal}");
+    let large = [probe(), &[0, 0x81, 0x80, 0x40, 0], &vec![0; 1 << 20]].concat();
+    let refusal = runtime.prepare(&package(large, "")).await.err().expect("refused");
+    assert!(refusal.message.contains("`--max-component` of berth run"), "{refusal}");
 }

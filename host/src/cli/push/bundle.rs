@@ -1,6 +1,9 @@
 //! What is pushed: the ConfigMap of a plugin and the permissions of the host for its kind.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow};
 use bytes::Bytes;
@@ -15,7 +18,7 @@ use crate::{
     claim::Read,
     install::FIELD_MANAGER,
     loader::access::Needs,
-    package::{self, AllowedHost, CONFIG_FILE, Digest, Package, Refusal, reason},
+    package::{self, AllowedHost, CONFIG_FILE, Digest, Holder, HostPattern, Package, Refusal, reason},
     source::configmap::LABEL,
 };
 
@@ -126,6 +129,34 @@ impl Bundle {
         [role, binding]
     }
 
+    /// A Role to get the Secrets that `plugin.yaml` names, by name and no others, and its binding to the host's account; nothing where
+    /// it names none. ConfigMaps the host reads anyway.
+    pub fn secret_permissions(&self, service_account: &str) -> Vec<Value> {
+        let of = |host: &AllowedHost| {
+            let ca = host.ca.as_ref().and_then(|ca| if let Holder::Secret(name) = &ca.holder { Some(name.clone()) } else { None });
+            host.credentials.as_ref().map(|credentials| credentials.secret.clone()).into_iter().chain(ca)
+        };
+        let secrets: BTreeSet<String> = self.package.config.allowed_hosts.iter().flat_map(of).collect();
+        if secrets.is_empty() {
+            return Vec::new();
+        }
+        let metadata = json!({ "name": format!("berth-plugin-{}", self.name()), "namespace": self.namespace });
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": metadata,
+            "rules": [{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": secrets, "verbs": ["get"] }],
+        });
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": metadata["name"] },
+            "subjects": [{ "kind": "ServiceAccount", "name": service_account, "namespace": self.namespace }],
+        });
+        vec![role, binding]
+    }
+
     /// Puts the plugin in and takes these files out, in one write.
     pub async fn swap(&self, client: &Client, files: &[String], limit: Duration) -> anyhow::Result<()> {
         let mut patch = self.config_map();
@@ -147,7 +178,7 @@ pub struct Edits {
     /// Keys of `settings`, with texts.
     pub settings: BTreeMap<String, String>,
     /// Entries of `allowedHosts`.
-    pub allowed_hosts: Vec<AllowedHost>,
+    pub allowed_hosts: Vec<HostPattern>,
 }
 
 impl Edits {
@@ -186,8 +217,8 @@ impl Edits {
                 })
                 .or_insert_with(|| json!([]));
             let all = all.as_array_mut().context("\"allowedHosts\" in plugin.yaml has to be a list")?;
-            let known = |entry: &Value| entry.as_str().and_then(|text| text.parse().ok()) == Some(host.clone());
-            if !all.iter().any(known) {
+            let url = |entry: &Value| entry.as_str().or(entry["url"].as_str()).and_then(|text| text.parse().ok());
+            if !all.iter().any(|entry| url(entry) == Some(host.clone())) {
                 all.push(host.to_string().into());
             }
         }
@@ -213,7 +244,7 @@ mod tests {
         let text = "settings: { gateway: \"http://old\", retries: 3 }\nallowedHosts: [\"http://a\"]\nconcurrency: 2\n";
         let config = edited(text, &[("gateway", "http://new"), ("text", "yes")], &["http://a:80", "https://b"]).expect("edits");
         assert_eq!(Value::Object(config.settings), json!({ "gateway": "http://new", "retries": 3, "text": "yes" }));
-        assert_eq!(config.allowed_hosts.iter().map(ToString::to_string).collect::<Vec<_>>(), ["http://a:80", "https://b:443"]);
+        assert_eq!(config.allowed_hosts.iter().map(|host| host.pattern.to_string()).collect::<Vec<_>>(), ["http://a:80", "https://b:443"]);
         assert_eq!(config.concurrency, 2);
     }
 
@@ -255,6 +286,22 @@ mod tests {
         .collect();
         let refusal = Bundle::new("p", "ns", ("x.wasm".into(), noise.into()), None).map(drop).expect_err("refused");
         assert!(refusal.reason == reason::TOO_LARGE && refusal.message.contains("wasm-opt"), "{refusal}");
+    }
+
+    #[test]
+    fn only_the_secrets_that_are_named_may_be_read() {
+        let permissions = |config: &str| {
+            let bundle = Bundle::new("p", "ns", ("x.wasm".into(), Bytes::new()), Some(config.into())).expect("bundles");
+            bundle.secret_permissions("berth")
+        };
+        assert!(permissions("allowedHosts: ['https://a', {url: 'https://b', ca: {configMap: c}}]").is_empty());
+        let given = permissions(
+            "allowedHosts: [{url: 'https://a', credentials: {secret: t}}, {url: 'https://b', ca: {secret: c}, credentials: {secret: t}}]",
+        );
+        let rules = json!([{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["c", "t"], "verbs": ["get"] }]);
+        assert_eq!((&given[0]["rules"], &given[0]["metadata"]["namespace"]), (&rules, &json!("ns")));
+        assert_eq!(given[1]["roleRef"]["name"], given[0]["metadata"]["name"]);
+        assert_eq!(given[1]["subjects"][0]["name"], "berth");
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
+use super::gate::{Call, Denied};
 use crate::{
+    denial::Denial,
     object::{self, Object, ObjectKey},
     plugin::{
         bindings::berth::plugin::cluster::{Host, Json, Kind, ObjectRef, Page, ReadError},
@@ -30,9 +32,6 @@ impl Reads {
         self.unanswered.get().cloned()
     }
 
-    fn reader(&self) -> Result<Arc<dyn Reader>, reads::ReadError> {
-        self.reader.clone().ok_or_else(|| reads::ReadError::Forbidden("describe must not read the cluster".into()))
-    }
 }
 
 impl crate::plugin::bindings::berth::plugin::types::Host for State {}
@@ -41,11 +40,8 @@ impl Host for State {
     async fn get(&mut self, target: ObjectRef) -> Result<Option<Json>, ReadError> {
         let ObjectRef { group, version, kind, namespace, name } = target;
         let target = Target { group, version, kind, key: ObjectKey::new(namespace.as_deref(), &name) };
-        let found = match self.reads.reader() {
-            Ok(reader) => reader.get(target).await,
-            Err(error) => Err(error),
-        };
-        found.map(|found| found.as_deref().map(text)).map_err(|error| self.refused(error))
+        let found = self.reader()?.get(target).await;
+        found.map(|found| found.as_deref().map(text)).map_err(|error| self.unread(error))
     }
 
     async fn list(
@@ -59,22 +55,25 @@ impl Host for State {
         let Kind { group, version, kind, plural, namespaced } = kind;
         let kind = object::Kind { group, version, kind, plural, namespaced };
         let query = Query { kind, namespace, label_selector, limit, after };
-        let page = match self.reads.reader() {
-            Ok(reader) => reader.list(query).await,
-            Err(error) => Err(error),
-        };
+        let page = self.reader()?.list(query).await;
         let page =
             page.map(|reads::Page { items, next }| Page { items: items.iter().map(|object| text(object)).collect(), continue_: next });
-        page.map_err(|error| self.refused(error))
+        page.map_err(|error| self.unread(error))
     }
 }
 
 impl State {
-    fn refused(&self, error: reads::ReadError) -> ReadError {
+    /// The reader of the run, past the gate. It judges claim and permissions itself, as it knows which informer would answer.
+    fn reader(&self) -> Result<Arc<dyn Reader>, ReadError> {
+        self.gate.check(&Call::Read).map_err(|denied| ReadError::Forbidden(denied.sentence))?;
+        self.reads.reader.clone().ok_or_else(|| ReadError::Other("this run has nothing to read from".into()))
+    }
+
+    fn unread(&self, error: reads::ReadError) -> ReadError {
         let sentence = error.to_string();
         match error {
             reads::ReadError::Forbidden(_) => {
-                self.log.host(&format!("denied a read: {sentence}"));
+                self.gate.deny(&Denied { denial: Denial::ClusterRead, sentence: format!("denied a read: {sentence}") });
                 ReadError::Forbidden(sentence)
             }
             reads::ReadError::NotSynced => {

@@ -1,19 +1,23 @@
 //! `wasi:http`: a guest's requests, performed by the host's pooled client within the grant, the fence and the limits.
 //!
 //! # Expected flow
-//! [`Hooks`] belong to one run. A request is counted, its place compared with the [`Grant`], and then sent by the [`Client`] under
-//! the run's fence. Responses stream to the guest through [`Answer`].
+//! [`Hooks`] belong to one run. A request is counted, passes the [`Gate`], gets the credentials of its [`Route`], and is sent by the
+//! route's [`Client`] under the run's fence. Responses stream to the guest through [`Answer`].
 //!
 //! # Guarantees
 //! Nothing is sent to a place that is not both claimed and allowed, nor to an address that the host keeps from guests. No redirect is
-//! followed. No request starts after the fence's deadline; one in flight is aborted at it.
+//! followed. No request starts after the fence's deadline; one in flight is aborted at it. Credentials go to the places that both
+//! `allowedHosts` and their Secret name; the guest can neither see them nor set their header.
 //!
 //! # Caveats
-//! A denied request's body is read to its end first: some guest clients report a closed stream instead of the denial.
+//! A denied request's body is read to its end first: some guest clients report a closed stream instead of the denial. A back end that
+//! answers with the headers of its request shows the guest its own credentials.
 
 mod answer;
 mod client;
 mod grant;
+mod kept;
+mod route;
 
 use std::{
     pin::Pin,
@@ -21,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Method, Request, Response};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::time::Instant;
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody, WasiHttpHooks};
@@ -30,39 +34,38 @@ use self::{answer::Answer, client::Sent};
 pub use self::{
     client::{Client, InvalidResolve, Resolve},
     grant::Grant,
+    route::{Outside, Route},
 };
-use super::log::Log;
+use super::gate::{Call, Denied, Gate, Permit};
 use crate::{
+    denial::Denial,
     fence::{Fence, Stopped},
-    package::AllowedHost,
-    plugin::limits::{self, Size},
+    package::Origin,
+    plugin::limits::{self, Limits, Size},
 };
 
 /// The HTTP of one run.
 pub struct Hooks {
-    pub(in crate::plugin) log: Arc<Log>,
+    gate: Arc<Gate>,
+    limits: Limits,
     outlet: Option<Outlet>,
     sent: u32,
     exceeded: Arc<OnceLock<String>>,
 }
 
-/// What the requests of a run go out through.
+/// Until when the requests of a run may go out.
 #[derive(Clone)]
 pub struct Outlet {
-    /// The host's client.
-    pub client: Arc<Client>,
-    /// Where to.
-    pub grant: Arc<Grant>,
-    /// Until when.
+    /// Of the run.
     pub fence: Fence,
     /// The end of the whole call.
     pub deadline: Instant,
 }
 
 impl Hooks {
-    /// Without an outlet every request is denied: a trial has no capability.
-    pub fn new(log: Arc<Log>, outlet: Option<Outlet>) -> Self {
-        Self { log, outlet, sent: 0, exceeded: Arc::default() }
+    /// Without an outlet nothing is sent, whatever the gate says: a trial has no capability.
+    pub fn new(gate: Arc<Gate>, limits: Limits, outlet: Option<Outlet>) -> Self {
+        Self { gate, limits, outlet, sent: 0, exceeded: Arc::default() }
     }
 
     /// The first limit that was reached, in a sentence.
@@ -72,79 +75,123 @@ impl Hooks {
 }
 
 type Io = Box<dyn Future<Output = Result<(), Error>> + Send>;
-type Sending = Box<dyn Future<Output = Result<(Response<WasiBody>, Io), Error>> + Send>;
+type Answered = Result<(Response<WasiBody>, Io), Error>;
+type Sending = Box<dyn Future<Output = Answered> + Send>;
 
 impl WasiHttpHooks for Hooks {
     fn send_request(&mut self, request: Request<WasiBody>, options: Option<RequestOptions>, _: Io) -> Sending {
         self.sent = self.sent.saturating_add(1);
-        let (log, exceeded) = (self.log.clone(), self.exceeded.clone());
-        if self.sent > limits::HTTP_REQUESTS {
-            let sentence = format!("the handler sent more than the {} HTTP requests that a run may", limits::HTTP_REQUESTS);
-            let sentence = exceeded.get_or_init(|| sentence).clone();
-            return Box::new(deny(request, log, sentence.clone(), Error::InternalError(Some(sentence))));
+        let most = self.limits.http_requests;
+        if self.sent > most {
+            let how = self.limits.how("limits.httpRequests");
+            let sentence = self.exceeded.get_or_init(|| format!("the handler sent more than the {most} HTTP requests that a run may{how}"));
+            return Box::new(deny(request, Error::InternalError(Some(sentence.clone()))));
         }
-        let outlet = match self.outlet.clone() {
-            Some(outlet) => outlet,
-            None => return Box::new(deny(request, log, "describe must not send requests".into(), Error::HttpRequestDenied)),
-        };
-        match permitted(&outlet.grant, &request) {
-            Ok(()) => Box::new(send(outlet, request, options.unwrap_or_default(), log, exceeded)),
-            Err(sentence) => Box::new(deny(request, log, sentence, Error::HttpRequestDenied)),
+        let permit = self.gate.check(&Call::Http { method: request.method(), uri: request.uri() });
+        match (permit, self.outlet.clone()) {
+            (Ok(Permit::Http(place, route)), Some(outlet)) => {
+                let sender = Sender { gate: self.gate.clone(), limits: self.limits, exceeded: self.exceeded.clone(), outlet, place, route };
+                Box::new(sender.send(request, options.unwrap_or_default()))
+            }
+            _ => Box::new(deny(request, Error::HttpRequestDenied)),
         }
     }
 }
 
-fn permitted(grant: &Grant, request: &Request<WasiBody>) -> Result<(), String> {
-    let uri = request.uri();
-    if request.method() == Method::CONNECT {
-        return Err("denied a CONNECT request: guests open no tunnels".into());
-    }
-    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return Err("denied a request without a scheme or host".into());
-    };
-    let place = AllowedHost::new(scheme, authority.as_str())
-        .map_err(|error| format!("denied a request to \"{scheme}://{authority}\", which {error}"))?;
-    grant.check(&place)
-}
-
-async fn deny(request: Request<WasiBody>, log: Arc<Log>, sentence: String, error: Error) -> Result<(Response<WasiBody>, Io), Error> {
-    log.host(&sentence);
+async fn deny(request: Request<WasiBody>, error: Error) -> Answered {
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}
     Err(error)
 }
 
-async fn send(
-    outlet: Outlet,
-    request: Request<WasiBody>,
-    options: RequestOptions,
-    log: Arc<Log>,
+/// One request on its way.
+struct Sender {
+    gate: Arc<Gate>,
+    limits: Limits,
     exceeded: Arc<OnceLock<String>>,
-) -> Result<(Response<WasiBody>, Io), Error> {
-    let place = request.uri().clone();
-    let left = outlet.deadline.saturating_duration_since(Instant::now());
-    let connect = smaller(options.connect_timeout, limits::HTTP_CONNECT);
-    let first_byte = smaller(options.first_byte_timeout, limits::HTTP_FIRST_BYTE).saturating_add(connect).min(left);
-    let response = match outlet.fence.guard(first_byte, outlet.client.send(request)).await {
-        Ok(Sent::Response(response)) => response,
-        Ok(Sent::Refused(sentence)) => {
-            log.host(&sentence);
-            return Err(Error::DestinationIpProhibited);
+    outlet: Outlet,
+    place: Origin,
+    route: Arc<Route>,
+}
+
+impl Sender {
+    async fn send(self, mut request: Request<WasiBody>, options: RequestOptions) -> Answered {
+        let prepared = self.outlet.fence.guard(self.left(), self.prepare()).await;
+        let (client, credential) = match prepared {
+            Ok(Ok(prepared)) => prepared,
+            Ok(Err(sentence)) => {
+                self.gate.deny(&Denied { denial: Denial::HttpSecret, sentence: sentence.clone() });
+                return deny(request, Error::InternalError(Some(sentence))).await;
+            }
+            Err(stopped) => return Err(ended(&stopped)),
+        };
+        if let Some((header, value)) = credential.clone() {
+            // Whatever the guest has put there goes.
+            request.headers_mut().insert(header, value);
         }
-        Ok(Sent::Failed(error, cause)) => {
-            tracing::debug!(%place, %cause, "HTTP request of a guest failed");
-            return Err(error);
+        let connect = smaller(options.connect_timeout, limits::HTTP_CONNECT);
+        let first_byte = smaller(options.first_byte_timeout, self.limits.http_first_byte).saturating_add(connect).min(self.left());
+        let response = match self.outlet.fence.guard(first_byte, client.send(request)).await {
+            Ok(Sent::Response(response)) => response,
+            Ok(Sent::Refused(sentence)) => {
+                self.gate.deny(&Denied { denial: Denial::HttpAddress, sentence });
+                return Err(Error::DestinationIpProhibited);
+            }
+            Ok(Sent::Failed(error, cause)) => {
+                if matches!(error, Error::TlsCertificateError) {
+                    self.gate.deny(&self.untrusted(&cause));
+                }
+                tracing::debug!(place = %self.place, %cause, "HTTP request of a guest failed");
+                return Err(error);
+            }
+            Err(stopped) => return Err(ended(&stopped)),
+        };
+        if response.status() == StatusCode::UNAUTHORIZED && self.was_rotated(credential.as_ref()).await {
+            // The guest would take the 401 for final.
+            return Err(Error::InternalError(Some(format!("the credentials for {} were being rotated", self.place))));
         }
-        Err(Stopped::TimedOut(_)) => return Err(Error::HttpResponseTimeout),
-        // The run itself is being stopped; the guest never sees this.
-        Err(Stopped::Fenced) => return Err(Error::ConnectionTerminated),
-    };
-    let on_excess = move || {
-        let most = Size(limits::HTTP_RESPONSE_BYTES as u64);
-        let _ = exceeded.set(format!("a response from {} is larger than the {most} that one may have", place.host().unwrap_or_default()));
-    };
-    let body = |body| Answer::new(body, limits::HTTP_RESPONSE_BYTES, options.between_bytes_timeout, on_excess).boxed_unsync();
-    Ok((response.map(body), Box::new(async { Ok(()) })))
+        let most = self.limits.http_response;
+        let (place, how, exceeded) = (self.place, self.limits.how("limits.httpResponse"), self.exceeded);
+        let on_excess = move || {
+            let size = Size(most as u64);
+            let _ = exceeded.set(format!("a response from {} is larger than the {size} that one may have{how}", place.host()));
+        };
+        let body = |body| Answer::new(body, most, options.between_bytes_timeout, on_excess).boxed_unsync();
+        Ok((response.map(body), Box::new(async { Ok(()) })))
+    }
+
+    /// The client that trusts whom it should, and the header to set.
+    async fn prepare(&self) -> Result<(Arc<Client>, Option<(HeaderName, HeaderValue)>), String> {
+        Ok((self.route.client().await?, self.route.credential(&self.place).await?))
+    }
+
+    async fn was_rotated(&self, credential: Option<&(HeaderName, HeaderValue)>) -> bool {
+        let Some((_, value)) = credential else { return false };
+        self.outlet.fence.guard(self.left(), self.route.rotated(value)).await.unwrap_or(false)
+    }
+
+    fn untrusted(&self, cause: &str) -> Denied {
+        let whom = match &self.route.host.ca {
+            Some(_) => "by the `ca` of its entry in `allowedHosts`",
+            None => "by the authorities of the web; to trust another, name it as `ca` of its entry in `allowedHosts`",
+        };
+        Denied {
+            denial: Denial::HttpCertificate,
+            sentence: format!("denied a request to {}: its certificate is not trusted {whom} ({cause})", self.place),
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.outlet.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Of a request that took too long, or of a run that is being stopped, which the guest does not live to see.
+fn ended(stopped: &Stopped) -> Error {
+    match stopped {
+        Stopped::TimedOut(_) => Error::HttpResponseTimeout,
+        Stopped::Fenced => Error::ConnectionTerminated,
+    }
 }
 
 fn smaller(guest: Option<Duration>, host: Duration) -> Duration {

@@ -1,7 +1,7 @@
 //! `berth:plugin/log`, stdout and stderr: guest text as `tracing` events with plugin, digest and object, within a budget.
 //!
 //! # Guarantees
-//! One event is one line: control characters are escaped. A run writes at most [`limits::LOG_BYTES`]; how many lines were dropped
+//! One event is one line: control characters are escaped. A run writes at most its budget; how many lines were dropped
 //! beyond is said once, at the end of the run. The target is `guest`, so that a filter tells guests from the host.
 
 use std::{
@@ -18,10 +18,11 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
+use super::gate::Call;
 use crate::plugin::{
     bindings::berth::plugin::log::{Host, Level},
     instance::State,
-    limits,
+    limits::{self, Limits, Size},
     text::{one_line, shorten},
 };
 
@@ -43,6 +44,7 @@ pub struct Speaker {
 #[derive(Debug)]
 pub struct Log {
     speaker: Speaker,
+    budget: Limits,
     state: Mutex<Written>,
 }
 
@@ -56,10 +58,10 @@ struct Written {
 }
 
 impl Log {
-    /// An empty one.
-    pub fn new(speaker: Speaker) -> Arc<Self> {
-        let state = Written { left: limits::LOG_BYTES, dropped: 0, stdout: Vec::new(), stderr: Vec::new(), last_words: Vec::new() };
-        Arc::new(Self { speaker, state: Mutex::new(state) })
+    /// An empty one, with the budget of these limits.
+    pub fn new(speaker: Speaker, budget: Limits) -> Arc<Self> {
+        let state = Written { left: budget.log_bytes, dropped: 0, stdout: Vec::new(), stderr: Vec::new(), last_words: Vec::new() };
+        Arc::new(Self { speaker, budget, state: Mutex::new(state) })
     }
 
     /// A line of the host's about the run, which costs the guest nothing.
@@ -155,7 +157,8 @@ impl Drop for Log {
         }
         let dropped = self.written().dropped;
         if dropped > 0 {
-            self.host(&format!("dropped {dropped} lines beyond the {} that a run may log", limits::Size(limits::LOG_BYTES as u64)));
+            let (most, how) = (Size(self.budget.log_bytes as u64), self.budget.how("limits.log"));
+            self.host(&format!("dropped {dropped} lines beyond the {most} that a run may log{how}"));
         }
     }
 }
@@ -185,7 +188,9 @@ impl Written {
 
 impl Host for State {
     fn emit(&mut self, level: Level, message: String, fields: Vec<(String, String)>) {
-        self.log.emit(level, &message, &fields);
+        if self.gate.check(&Call::Log).is_ok() {
+            self.gate.log().emit(level, &message, &fields);
+        }
     }
 }
 
@@ -239,7 +244,7 @@ impl OutputStream for Lines {
     }
 
     fn check_write(&mut self) -> StreamResult<usize> {
-        Ok(limits::LOG_BYTES)
+        Ok(self.log.budget.log_bytes)
     }
 }
 
@@ -263,7 +268,7 @@ mod tests {
     use super::*;
 
     fn log() -> Arc<Log> {
-        Log::new(Speaker { plugin: "p".into(), digest: "d".into(), object: "ns/o".into() })
+        Log::new(Speaker { plugin: "p".into(), digest: "d".into(), object: "ns/o".into() }, Limits::TRIAL)
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub fn reconcile(request: &Request) -> Outcome {
         "get" => read_one(spec),
         "list" => read_all(spec),
         "reach" => reach(),
+        "sockets" => sockets(number("times", 1)),
         other => just(Next::GiveUp(format!("the probe does not know {other:?}"))),
     }
 }
@@ -171,7 +172,7 @@ fn get(spec: &Value, times: u64) -> Outcome {
     let url = spec["url"].as_str().unwrap_or_default();
     let mut last = None;
     for _ in 0..times {
-        match http::send(url, spec["body"].as_str()) {
+        match http::send(url, spec["headers"].as_object(), spec["body"].as_str()) {
             Ok(answer) => last = Some(answer),
             Err(error) => return Outcome { status: Some(json!({ "error": error }).to_string()), ..just(Next::Retry(error)) },
         }
@@ -231,6 +232,16 @@ fn unread(spec: &Value, error: cluster::ReadError) -> Outcome {
     Outcome { status: Some(status.to_string()), ..just(next) }
 }
 
+fn secret() -> ObjectRef {
+    ObjectRef { group: String::new(), version: "v1".into(), kind: "Secret".into(), namespace: None, name: "x".into() }
+}
+
+/// The same denial over and over.
+fn sockets(times: u64) -> Outcome {
+    let denied = (0..times).filter(|_| std::net::TcpStream::connect("127.0.0.1:1").is_err()).count();
+    done(json!({ "phase": "Done", "denied": denied }))
+}
+
 /// Everything that a sandbox has to deny, tried.
 fn reach() -> Outcome {
     let text = |result: Result<(), std::io::Error>| result.err().map(|error| error.to_string());
@@ -243,6 +254,9 @@ fn reach() -> Outcome {
         "connect": text(std::net::TcpStream::connect("127.0.0.1:1").map(drop)),
         "listen": text(std::net::TcpListener::bind("127.0.0.1:0").map(drop)),
         "udp": text(std::net::UdpSocket::bind("127.0.0.1:0").map(drop)),
+        "lookup": text(std::net::ToSocketAddrs::to_socket_addrs("mail.demo:80").map(drop)),
+        "http": http::send("http://mail.demo/", None, None).err(),
+        "cluster": cluster::get(&secret()).err().map(|error| error.to_string()),
         "now": now,
         "random": wasip2::random::random::get_random_u64().to_string(),
     }))

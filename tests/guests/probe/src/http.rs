@@ -1,19 +1,24 @@
 //! The least HTTP client that can send a request and read an answer.
 
+use serde_json::{Map, Value};
 use wasip2::http::{
     outgoing_handler,
     types::{Fields, IncomingBody, Method, OutgoingBody, OutgoingRequest, Scheme},
 };
 
 /// Sends a GET, or a POST where there is a body. Answers the code and the body, or the error as text.
-pub fn send(url: &str, body: Option<&str>) -> Result<(u16, Vec<u8>), String> {
+pub fn send(url: &str, headers: Option<&Map<String, Value>>, body: Option<&str>) -> Result<(u16, Vec<u8>), String> {
     let (scheme, rest) = match url.split_once("://") {
         Some(("http", rest)) => (Scheme::Http, rest),
         Some(("https", rest)) => (Scheme::Https, rest),
         _ => return Err(format!("not a URL: {url}")),
     };
     let (authority, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
-    let request = OutgoingRequest::new(Fields::new());
+    let fields = Fields::new();
+    for (name, value) in headers.into_iter().flatten() {
+        fields.append(name, value.as_str().unwrap_or_default().as_bytes()).map_err(|error| format!("{error:?}"))?;
+    }
+    let request = OutgoingRequest::new(fields);
     request.set_scheme(Some(&scheme)).map_err(|()| "bad scheme")?;
     request.set_authority(Some(authority)).map_err(|()| "bad authority")?;
     request.set_path_with_query(Some(path)).map_err(|()| "bad path")?;

@@ -12,11 +12,12 @@ use std::{
 
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy,
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use tokio::net::TcpStream;
 use tower_service::Service;
 use wasmtime_wasi_http::{Error, WasiBody};
@@ -75,28 +76,34 @@ pub enum Sent {
     Failed(Error, String),
 }
 
-/// One for the process. Sharing connections between plugins is safe: what a connection leads to depends on the place alone.
+/// Connections that were verified under the same roots. One for the web is shared by all plugins: what a connection leads to depends
+/// on the place alone. A private CA has another.
 pub struct Client {
     pool: legacy::Client<Timely<HttpsConnector<Dialer>>, WasiBody>,
+    dialer: Dialer,
 }
 
 impl Client {
-    /// With the operator's own name resolution.
-    pub fn new(resolve: Vec<Resolve>) -> anyhow::Result<Self> {
-        let dialer = Dialer { resolve: resolve.into() };
-        let https = HttpsConnectorBuilder::new()
-            .with_provider_and_webpki_roots(rustls::crypto::ring::default_provider())?
-            .https_or_http()
-            .enable_http1()
-            .enable_http2()
-            .wrap_connector(dialer);
+    /// With the operator's own name resolution and the roots of the web.
+    pub fn new(resolve: Vec<Resolve>) -> Self {
+        Self::of(Dialer { resolve: resolve.into() }, tls().with_webpki_roots().with_no_client_auth())
+    }
+
+    /// One that goes the same ways and trusts these roots and no others.
+    pub fn trusting(&self, roots: RootCertStore) -> Self {
+        Self::of(self.dialer.clone(), tls().with_root_certificates(roots).with_no_client_auth())
+    }
+
+    fn of(dialer: Dialer, tls: ClientConfig) -> Self {
+        let https =
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().enable_http2().wrap_connector(dialer.clone());
         let pool = legacy::Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_PER_HOST)
             .build(Timely(https));
-        Ok(Self { pool })
+        Self { pool, dialer }
     }
 
     /// Sends it, and waits for the head of the response. Never follows a redirect.
@@ -106,6 +113,12 @@ impl Client {
             Err(error) => ended(&error),
         }
     }
+}
+
+fn tls() -> ConfigBuilder<ClientConfig, WantsVerifier> {
+    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring has the ciphers of TLS 1.2 and 1.3")
 }
 
 fn ended(error: &legacy::Error) -> Sent {
@@ -120,8 +133,7 @@ fn ended(error: &legacy::Error) -> Sent {
                 DialError::Unreachable(_) => failed(Error::ConnectionRefused),
             };
         }
-        let tls = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        match tls {
+        match tls_error(cause) {
             Some(rustls::Error::InvalidCertificate(_)) => return failed(Error::TlsCertificateError),
             Some(_) => return failed(Error::TlsProtocolError),
             None => {}
@@ -137,6 +149,12 @@ fn ended(error: &legacy::Error) -> Sent {
         }
     }
     failed(Error::ConnectionTerminated)
+}
+
+/// The TLS error within I/O errors: each hides the one that it wraps from `source`.
+fn tls_error<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e rustls::Error> {
+    let inner = error.downcast_ref::<io::Error>()?.get_ref()?;
+    inner.downcast_ref::<rustls::Error>().or_else(|| tls_error(inner))
 }
 
 /// Bounds the whole connection with its handshake, which the TLS connector does not.

@@ -1,0 +1,145 @@
+//! The one place that every host call of every capability asks whether it may: default deny, counted, and said once with what to add.
+//!
+//! # Expected flow
+//! A run has one [`Gate`]. Each capability describes what it is asked for as a [`Call`] and goes on with the [`Permit`]. What turns out
+//! to be denied only later (a name that leads to this machine) is told by [`Gate::deny`].
+//!
+//! # Guarantees
+//! [`Call`] is matched in full: a capability that is added cannot be forgotten here. A denial is one line of the log for each sentence
+//! and run, at most [`SENTENCES`], however often the guest asks.
+//!
+//! # Caveats
+//! Clocks, random numbers and streams of the run's own are not asked for: they reach nothing. Files do not come this far, as there is
+//! no folder to open them in.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use http::{Method, Uri};
+
+use super::{
+    http::{Grant, Route},
+    log::Log,
+};
+use crate::{denial::Denial, metrics::Metrics, object::GroupKind, package::Origin};
+
+/// Different denials that a run has in the log.
+const SENTENCES: usize = 10;
+
+/// What a guest asks for.
+pub enum Call<'c> {
+    /// To write a line.
+    Log,
+    /// To send a request.
+    Http {
+        /// Its method.
+        method: &'c Method,
+        /// Its whole URL.
+        uri: &'c Uri,
+    },
+    /// To read an object or a list of the cluster.
+    Read,
+    /// To open a socket of its own.
+    Socket,
+    /// To look up a name.
+    NameLookup,
+}
+
+/// What the host does then.
+pub enum Permit {
+    /// Just that.
+    Plain,
+    /// Send it there, by this way.
+    Http(Origin, Arc<Route>),
+}
+
+/// What the host does not do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// The kind of it.
+    pub denial: Denial,
+    /// Why, and what to add where.
+    pub sentence: String,
+}
+
+/// What a run may do.
+pub struct Gate {
+    log: Arc<Log>,
+    rights: Option<Rights>,
+    said: Mutex<BTreeSet<String>>,
+}
+
+/// Of the plugin that runs.
+#[derive(Clone)]
+pub struct Rights {
+    /// Where it may send to.
+    pub grant: Arc<Grant>,
+    /// Where denials are counted, and as whose.
+    pub metrics: Arc<Metrics>,
+    /// The kind that it reconciles.
+    pub kind: GroupKind,
+}
+
+impl Gate {
+    /// Without rights nothing but the log is allowed: a trial has no capability.
+    pub fn new(log: Arc<Log>, rights: Option<Rights>) -> Arc<Self> {
+        Arc::new(Self { log, rights, said: Mutex::default() })
+    }
+
+    /// The log of the run.
+    pub fn log(&self) -> &Arc<Log> {
+        &self.log
+    }
+
+    /// Whether the call may be made. A denial has been counted and said when this returns.
+    pub fn check(&self, call: &Call<'_>) -> Result<Permit, Denied> {
+        self.judge(call).inspect_err(|denied| self.deny(denied))
+    }
+
+    /// Counts a denial and says it.
+    pub fn deny(&self, denied: &Denied) {
+        if let Some(Rights { metrics, kind, .. }) = &self.rights {
+            metrics.denied(kind, denied.denial);
+        }
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.len() < SENTENCES && said.insert(denied.sentence.clone()) {
+            self.log.host(&denied.sentence);
+        }
+    }
+
+    fn judge(&self, call: &Call<'_>) -> Result<Permit, Denied> {
+        let denied = |denial, sentence: &str| Err(Denied { denial, sentence: sentence.into() });
+        match (call, &self.rights) {
+            (Call::Log, _) => Ok(Permit::Plain),
+            (Call::Http { .. }, None) => denied(Denial::HttpHost, "describe must not send requests"),
+            (Call::Http { method, uri }, Some(rights)) => http(method, uri, &rights.grant),
+            (Call::Read, _) => denied(
+                Denial::ClusterRead,
+                "this version of Berth answers no reads of the cluster yet; use what is in the object and the settings",
+            ),
+            (Call::Socket, _) => denied(
+                Denial::Socket,
+                "denied a socket: plugins have none; send requests by wasi:http, to hosts that `allowedHosts` in plugin.yaml gives",
+            ),
+            (Call::NameLookup, _) => {
+                denied(Denial::NameLookup, "denied the look-up of a name: the host looks up names itself, for requests by wasi:http")
+            }
+        }
+    }
+}
+
+fn http(method: &Method, uri: &Uri, grant: &Grant) -> Result<Permit, Denied> {
+    let denied = |sentence| Denied { denial: Denial::HttpRequest, sentence };
+    if method == Method::CONNECT {
+        return Err(denied("denied a CONNECT request: guests open no tunnels".into()));
+    }
+    let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        return Err(denied("denied a request without a scheme or host".into()));
+    };
+    let place = Origin::new(scheme, authority.as_str())
+        .map_err(|error| denied(format!("denied a request to \"{scheme}://{authority}\", which {error}")))?;
+    let route = grant.route(&place).map_err(|sentence| Denied { denial: Denial::HttpHost, sentence })?;
+    Ok(Permit::Http(place, route))
+}

@@ -6,7 +6,7 @@ PLUGINS := email-request report-job
 CARGO_DENY_VERSION := 0.20.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build plugins guests control-plane crds test unit integration demo clippy format deny
+.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration demo clippy format deny
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -41,6 +41,12 @@ unit: guests build
 	cargo test --workspace --locked --lib --bins --examples
 	cargo test --workspace --locked --doc
 	cargo test --workspace --locked --test plugin
+
+FUZZ_SECONDS ?= 600
+
+# The end of the time is a success; whatever is found is written to proptest-regressions and fails.
+fuzz: build ## Try made-up packages, claims and outcomes for FUZZ_SECONDS
+	PROPTEST_CASES=100000000 timeout $(FUZZ_SECONDS) cargo test --workspace --locked --lib boundary || [ $$? -eq 124 ]
 
 # The tests of a running host wait more than they compute, so more of them run at once than there are cores.
 integration: guests control-plane

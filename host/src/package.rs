@@ -19,6 +19,8 @@ pub use self::{
 };
 
 mod allowed;
+#[cfg(test)]
+mod boundary;
 mod ceilings;
 mod config;
 mod field;

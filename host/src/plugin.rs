@@ -47,6 +47,8 @@ pub use self::capability::http::{InvalidResolve, Resolve};
 
 #[allow(missing_docs, unsafe_code, clippy::all, reason = "generated")]
 mod bindings;
+#[cfg(test)]
+mod boundary;
 mod cache;
 mod capability;
 mod claim;

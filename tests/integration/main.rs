@@ -19,6 +19,8 @@ mod finalizer;
 mod host;
 /// The host's source code keeps its layers.
 mod layers;
+/// Guests and files that misbehave in every known way, side by side with healthy ones.
+mod misbehaviour;
 /// `berth push`: the guide's example, a refusal, a host that is not there.
 mod push;
 /// A quiet cluster sees no requests but watches and lease renewals.

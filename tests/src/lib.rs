@@ -3,6 +3,7 @@
 pub mod behaviour;
 pub mod client;
 pub mod cluster;
+pub mod component;
 pub mod eventually;
 pub mod exporter;
 pub mod gateway;

@@ -33,3 +33,5 @@ mod replicas;
 mod report_job;
 /// Versions that undo themselves: trial, rollback, staged rollout; circuit breaker, redrive and pause.
 mod rollout;
+/// `docs/security.md` names a test for each promise, and each test is there.
+mod security;

@@ -31,7 +31,6 @@ impl Reads {
     pub fn unanswered(&self) -> Option<String> {
         self.unanswered.get().cloned()
     }
-
 }
 
 impl crate::plugin::bindings::berth::plugin::types::Host for State {}

@@ -80,6 +80,24 @@ pub struct Settings {
     pub grace: Duration,
 }
 
+/// What the controller works with.
+pub struct Means {
+    /// A client of the host's account.
+    pub client: Client,
+    /// Which versions serve.
+    pub catalog: Catalog,
+    /// Whether this process may act.
+    pub leadership: Leadership,
+    /// Where turns are counted.
+    pub metrics: Arc<Metrics>,
+    /// Where Events go.
+    pub recorder: Recorder,
+    /// What plugins may read.
+    pub authority: Authority,
+    /// What writes their children.
+    pub children: Children,
+}
+
 /// See the module.
 pub struct Controller {
     client: Client,
@@ -146,16 +164,8 @@ struct Work<'a> {
 
 impl Controller {
     /// A controller that does nothing until it is [run](Self::run).
-    pub fn new(
-        client: Client,
-        catalog: Catalog,
-        leadership: Leadership,
-        settings: Settings,
-        metrics: Arc<Metrics>,
-        recorder: Recorder,
-        authority: Authority,
-        children: Children,
-    ) -> Arc<Self> {
+    pub fn new(means: Means, settings: Settings) -> Arc<Self> {
+        let Means { client, catalog, leadership, metrics, recorder, authority, children } = means;
         let kinds = Arc::new(Kinds::new(settings.scope.clone()));
         Arc::new_cyclic(|this: &Weak<Self>| Self {
             on_drift: {

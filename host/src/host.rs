@@ -22,7 +22,7 @@ use crate::{
     authority::{self, Authority},
     children::{self, Children},
     client, controller,
-    controller::Controller,
+    controller::{Controller, Means},
     events,
     keep::Keeper,
     lease,
@@ -118,8 +118,16 @@ pub async fn run(
         children::Settings { namespaces: controller.scope.namespaces.clone(), watch_timeout, deadline: controller.write_deadline };
     let children = Children::new(client.clone(), accounts.clone(), children);
     let accounts = accounts.run(client.clone(), watch_timeout);
-    let controller =
-        Controller::new(client.clone(), catalog, leadership.clone(), controller, metrics.clone(), recorder.clone(), authority, children);
+    let means = Means {
+        client: client.clone(),
+        catalog,
+        leadership: leadership.clone(),
+        metrics: metrics.clone(),
+        recorder: recorder.clone(),
+        authority,
+        children,
+    };
+    let controller = Controller::new(means, controller);
 
     let (changes, deliveries) = mpsc::unbounded_channel();
     let plugins = Arc::new(Store::without_text());

@@ -206,9 +206,11 @@ mod tests {
         Kind { group: String::new(), version: "v1".into(), kind: "ConfigMap".into(), plural: "configmaps".into(), namespaced: true }
     }
 
+    type Asked = Arc<Mutex<Vec<Question>>>;
+
     /// A run of an object in the namespace `a`, on what this collection holds, and the questions that are asked: about all but `closed`
     /// the answer is yes.
-    fn run(collection: Collection, account: Option<&str>) -> (Arc<dyn Reader>, Arc<Mutex<Vec<Question>>>, Index, Key) {
+    fn run(collection: Collection, account: Option<&str>) -> (Arc<dyn Reader>, Asked, Index, Key) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let questions = asked.clone();
         let ask = move |question: Question| {
@@ -246,11 +248,11 @@ mod tests {
         }
         let wakes = |name: &str| index.affected(&configmaps().group_kind(), None, Some(&object("a", name, "x", 1)));
         for name in ["c", "hidden", "absent"] {
-            assert_eq!(wakes(name), [key.clone()], "{name}");
+            assert_eq!(wakes(name), std::slice::from_ref(&key), "{name}");
         }
         assert!(wakes("unread").is_empty());
         assert_eq!(names(&reader.list(query("app=x")).await.expect("answered")), ["a/c"]);
-        assert_eq!(wakes("unread"), [key.clone()]);
+        assert_eq!(wakes("unread"), std::slice::from_ref(&key));
     }
 
     #[tokio::test(start_paused = true)]

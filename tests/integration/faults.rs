@@ -8,7 +8,7 @@ use std::{
 
 use berth_tests::{
     behaviour::{Behaviour, Hold},
-    cluster::Cluster,
+    cluster::{Cluster, ready_status},
     eventually::eventually,
     host::{Flags, Host},
     proxy::{Answer, Effect, Outcome, Rule, Verb},
@@ -246,7 +246,7 @@ async fn a_forbidden_watch_is_named_on_its_plugin_and_leaves_the_other_alone() {
     stage.cluster.until_serving("email-request", &mails).await;
     let forbidden = host.proxy.rule(Rule::on(Verb::Watch, Effect::Answer(Answer::failure(403, "Forbidden"))).path("/reportjobs"));
     host.proxy.watches("/reportjobs").end();
-    let plugin = stage.cluster.until_plugin("report-job", &jobs, |plugin| plugin["status"]["conditions"][0]["status"] == "False").await;
+    let plugin = stage.cluster.until_plugin("report-job", &jobs, |plugin| ready_status(plugin) == "False").await;
     let reason = plugin["status"]["reason"].as_str().unwrap_or_default();
     assert!(reason.contains("watch") && reason.contains("reportjobs"), "{reason}");
     stage.mail("e1", "a@example.com").await;

@@ -5,8 +5,10 @@ use std::time::Duration;
 use berth_tests::{
     behaviour::Behaviour,
     proxy::{Entry, Verb},
-    stage::Stage,
+    resource::Resource,
+    stage::{SOON, Stage},
 };
+use serde_json::Value;
 
 /// Whether a request is of the kind that never ends: a watch, or the Lease.
 fn expected(entry: &Entry) -> bool {
@@ -35,8 +37,15 @@ async fn once_everything_is_settled_there_are_watches_and_lease_renewals_and_not
             host.until_queued(kind, state, 0.0).await;
         }
     }
-    // Labels and events trail the status by a moment, and the figures of the `Plugin` objects by some more.
-    tokio::time::sleep(Duration::from_secs(16)).await;
+    // The figures of the `Plugin` objects trail by some seconds, labels and events by a moment.
+    for (plugin, objects) in [("email-request", 10), ("report-job", 11)] {
+        let told = |plugin: &Value| {
+            let host = &plugin["status"]["hosts"][0];
+            host["objects"] == objects && host["waiting"] == 0 && host["delayed"] == 0
+        };
+        stage.cluster.until_in(stage.cluster.system(), Resource::PLUGIN, plugin, SOON, told).await;
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
     let (mark, watches) = (host.proxy.mark(), host.proxy.watches("").count());
     tokio::time::sleep(Duration::from_secs(12)).await;
     let requests = host.proxy.since(mark);

@@ -278,7 +278,7 @@ async fn reads_cost_one_watch_that_ends_with_the_plugin_and_questions_that_are_n
     assert!(reads.is_empty(), "{reads:#?}");
 
     // Once all is quiet, nothing is asked. The figures of the `Plugin` object trail by their pace and a look.
-    tokio::time::sleep(Duration::from_secs(16)).await;
+    tokio::time::sleep(Duration::from_secs(22)).await;
     let mark = host.proxy.mark();
     tokio::time::sleep(Duration::from_secs(6)).await;
     let expected = |entry: &&Entry| entry.seen.verb != Verb::Watch && !entry.seen.path.contains("/leases/");

@@ -233,7 +233,7 @@ fn unread(spec: &Value, error: cluster::ReadError) -> Outcome {
 }
 
 fn secret() -> ObjectRef {
-    ObjectRef { group: String::new(), version: "v1".into(), kind: "Secret".into(), namespace: None, name: "x".into() }
+    ObjectRef { group: String::new(), version: "v1".into(), kind: "Secret".into(), namespace: None, name: "denied".into() }
 }
 
 /// The same denial over and over.

@@ -48,10 +48,11 @@ FUZZ_SECONDS ?= 600
 fuzz: build ## Try made-up packages, claims and outcomes for FUZZ_SECONDS
 	PROPTEST_CASES=100000000 timeout $(FUZZ_SECONDS) cargo test --workspace --locked --lib boundary || [ $$? -eq 124 ]
 
-# The tests of a running host wait more than they compute, so more of them run at once than there are cores.
+# The tests of a running host wait more than they compute, so more of them run at once than there are cores; not so many that an API
+# server without a core to run on costs a host its Lease.
 integration: guests control-plane
 	cargo test --workspace --locked --test controlplane
-	cargo test --workspace --locked --test integration -- --test-threads=6
+	cargo test --workspace --locked --test integration -- --test-threads=4
 
 demo: guests build ## Show the main job on a local cluster; KEEP=1 leaves it up
 	@target/debug/demo $(if $(KEEP),--keep)

@@ -135,7 +135,8 @@ async fn a_child_is_applied_as_the_plugins_account_with_its_owner_and_then_all_i
         assert_eq!(entry.seen.headers.get("impersonate-user").and_then(|user| user.to_str().ok()), Some(user.as_str()), "{entry}");
     }
     assert_eq!(of_children.iter().filter(|entry| entry.seen.writes()).count(), 1);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // The figures of the `Plugin` object trail by their pace and a look.
+    tokio::time::sleep(Duration::from_secs(22)).await;
     let mark = host.proxy.mark();
     tokio::time::sleep(Duration::from_secs(6)).await;
     let others: Vec<String> = host

@@ -115,8 +115,13 @@ async fn the_host_may_do_what_it_needs_and_no_more() {
     for (verb, resource, namespace, name, expected) in [
         ("watch", "configmaps", NAMESPACE, "", true),
         ("get", "configmaps", "default", "", false),
-        ("update", "configmaps", NAMESPACE, "", false),
+        ("create", "configmaps", NAMESPACE, "", true),
+        ("create", "configmaps", "default", "", false),
         ("get", "secrets", NAMESPACE, "", false),
+        ("watch", "serviceaccounts", NAMESPACE, "", true),
+        ("impersonate", "serviceaccounts", NAMESPACE, "default", false),
+        ("impersonate", "users", "", "", false),
+        ("create", "subjectaccessreviews.authorization.k8s.io", "", "", true),
         ("create", "pods", NAMESPACE, "", false),
         ("create", "leases.coordination.k8s.io", NAMESPACE, "", true),
         ("update", "leases.coordination.k8s.io", NAMESPACE, "berth", true),
@@ -132,7 +137,8 @@ async fn the_host_may_do_what_it_needs_and_no_more() {
         ("delete", "reportjobs.batch.acme.io", "", "", false),
         ("watch", "emailrequests.notify.acme.io", "", "", true),
         ("patch", "emailrequests/status.notify.acme.io", "", "", true),
-        ("patch", "emailrequests.notify.acme.io", "", "", false),
+        ("patch", "emailrequests.notify.acme.io", "", "", true),
+        ("update", "emailrequests.notify.acme.io", "", "", false),
     ] {
         let allowed = may(&host, verb, resource, namespace, name).await;
         assert_eq!(allowed, expected, "{verb} {resource} {name} in {namespace:?}");

@@ -35,6 +35,7 @@ use crate::{
     kinds::{self, Kinds, Listener, Scope, Watched},
     metrics::{Metrics, Verdict},
     object::{GroupKind, Key, Object},
+    package::Version,
     queue::{Cause, Depth, Then, Turn},
     reader::Cluster,
     report::{Figures, Live},
@@ -132,6 +133,8 @@ struct Fault {
     cause: String,
     /// Whether it trapped or broke a limit, rather than said that it failed.
     broken: bool,
+    /// Which version of the plugin it is.
+    version: Version,
 }
 
 impl End {
@@ -418,7 +421,7 @@ impl Controller {
         });
         self.metrics.turn(&key.kind, end.verdict);
         if let Some(fault) = &end.fault {
-            term.failed(&key, &serving.version, &fault.cause);
+            term.failed(&key, &fault.version, &fault.cause);
         }
         if let Some(broken) = end.ran_broken() {
             self.switch(&term, &key.kind, &watched, term.breaker(&key.kind, |breaker| breaker.record(broken)));

@@ -13,6 +13,8 @@ use berth_tests::{
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
+/// The garbage collector looks for new kinds every 30 s, and a control plane that has just started has not seen ours yet.
+const COLLECTED: Duration = Duration::from_secs(120);
 const KIND: &str = "Probe.probe.acme.io";
 const ACCOUNT: &str = "maker";
 const CONFIG: &str = "serviceAccountName: maker\nbackoff: {base: 100ms, max: 1s}\n";
@@ -85,7 +87,7 @@ async fn until_child(cluster: &Cluster, name: &str, is: impl Fn(&Value) -> bool)
 
 async fn until_gone(cluster: &Cluster, name: &str) {
     let api = cluster.api(Resource::CONFIG_MAP);
-    eventually(SOON, async || match api.get_opt(name).await {
+    eventually(COLLECTED, async || match api.get_opt(name).await {
         Ok(None) => Ok(()),
         Ok(Some(_)) => Err("it is still there".to_owned()),
         Err(error) => Err(error.to_string()),

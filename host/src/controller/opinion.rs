@@ -5,6 +5,7 @@ use crate::{
     kinds::{self, Watched},
     metrics::Verdict,
     object::GroupKind,
+    package::Version,
     queue::{Cause, Turn},
     reconcile::{Failure, Next, Outcome},
     trial::{Evidence, Judgement},
@@ -14,7 +15,7 @@ use super::{Controller, End, Fault, Work, term::Term};
 
 impl Fault {
     /// What a run says against its handler: nothing, where it went well or the host is to blame.
-    pub(super) fn of(result: &Result<Outcome, Failure>) -> Option<Self> {
+    pub(super) fn of(result: &Result<Outcome, Failure>, version: &Version) -> Option<Self> {
         let (cause, broken) = match result {
             Ok(outcome) => match &outcome.next {
                 Next::AwaitChange | Next::After(_) => return None,
@@ -23,7 +24,7 @@ impl Fault {
             Err(failure) if !failure.counts() => return None,
             Err(failure) => (failure.to_string(), failure.is_broken()),
         };
-        Some(Self { cause, broken })
+        Some(Self { cause, broken, version: version.clone() })
     }
 }
 
@@ -40,7 +41,7 @@ impl Controller {
         let (end, evidence) = match end.fault {
             None if went_well(end.verdict) => (end, Evidence::Good),
             None => return end,
-            Some(Fault { cause, broken }) => {
+            Some(Fault { cause, broken, .. }) => {
                 tracing::warn!(cause, "the version on trial failed; the former one runs instead");
                 let stable = Work { serving: &work.watched.versions.stable, trial: None, fence: work.fence.clone(), ..*work };
                 let second = self.step(&stable, turn).await;

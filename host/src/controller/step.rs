@@ -87,7 +87,7 @@ impl Controller {
         };
         let result = self.handle(work, turn, object.clone(), &value, failures, Phase::Apply).await;
         let (result, children) = with_children(work, &object, result);
-        let fault = Fault::of(&result);
+        let fault = Fault::of(&result, &work.serving.version);
         if work.trial.is_some() && fault.is_some() {
             return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
         }

@@ -107,7 +107,7 @@ impl Controller {
     /// the object says nothing.
     pub(super) async fn write_refusal(&self, work: &Work<'_>, object: Arc<Object>, refused: Failure, failures: u32) -> End {
         let cause = refused.to_string();
-        let fault = Some(Fault { cause: cause.clone(), broken: true });
+        let fault = Some(Fault { cause: cause.clone(), broken: true, version: work.serving.version.clone() });
         if work.trial.is_some() {
             return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
         }

@@ -62,22 +62,7 @@ fn value() -> impl Strategy<Value = Value> {
 
 /// The keys of `plugin.yaml`, or nearly.
 fn configuration() -> impl Strategy<Value = Value> {
-    let keys = vec![
-        "settings",
-        "allowedHosts",
-        "serviceAccountName",
-        "concurrency",
-        "timeout",
-        "cpu",
-        "memory",
-        "limits",
-        "backoff",
-        "rollout",
-        "paused",
-        "Timeout",
-        "limit",
-        "",
-    ];
+    let keys = [config::KEYS, &["Timeout", "limit", ""]].concat();
     prop::collection::btree_map(prop::sample::select(keys), value(), 0..5).prop_map(|map| json!(map))
 }
 

@@ -151,7 +151,8 @@ impl Config {
     }
 }
 
-const KEYS: &[&str] = &[
+/// All that can be said, for suggestions and made-up files.
+pub(super) const KEYS: &[&str] = &[
     "settings",
     "allowedHosts",
     "serviceAccountName",

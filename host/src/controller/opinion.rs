@@ -1,7 +1,7 @@
 //! A version on trial: where it fails, the former version is asked for a second opinion, and what that makes of the object counts.
 
 use crate::{
-    catalog::Candidate,
+    catalog::{Candidate, Serving},
     kinds::{self, Watched},
     metrics::Verdict,
     object::GroupKind,
@@ -76,7 +76,7 @@ impl Controller {
         }
     }
 
-    fn judge(&self, serving: &crate::catalog::Serving, judgement: Judgement) {
+    fn judge(&self, serving: &Serving, judgement: Judgement) {
         match &judgement {
             Judgement::Passed => tracing::info!(plugin = serving.name, version = %serving.version, "the version has proven itself"),
             Judgement::Failed(why) => {

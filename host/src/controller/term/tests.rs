@@ -1,0 +1,190 @@
+//! Which changes wake an object, and which are held until its run has settled.
+
+use serde_json::json;
+
+use super::*;
+use crate::claim::Pace;
+
+fn claim() -> Claim {
+    Claim { priority_field: Some("spec.priority".into()), ..Claim::plain() }
+}
+
+fn object(uid: &str, version: u32, generation: i64, status: Value) -> Arc<Object> {
+    let metadata = json!({"name": "n", "uid": uid, "resourceVersion": version.to_string(), "generation": generation});
+    Arc::new(Object::parse(&json!({"metadata": metadata, "status": status}).to_string()).expect("parses"))
+}
+
+struct Bench {
+    term: Term,
+    key: Key,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let key = Key { kind: claim().reconciles.group_kind(), object: crate::object::ObjectKey::new(None, "n") };
+        let term = Term::new();
+        let pace = Pace { concurrency: 4, backoff_base: Duration::from_secs(1), backoff_max: Duration::from_secs(300) };
+        term.queue.open(key.kind.clone(), pace);
+        Self { term, key }
+    }
+
+    fn observe(&self, object: &Object) {
+        self.term.observe(&self.key, &claim(), object, false);
+    }
+
+    async fn turn(&self) -> Option<Turn> {
+        tokio::time::timeout(Duration::from_millis(20), self.term.queue.next()).await.ok()
+    }
+
+    /// A turn of a new object that has begun.
+    async fn running(&self, object: &Object) -> Turn {
+        self.observe(object);
+        let turn = self.turn().await.expect("new");
+        self.term.begin(&self.key, object);
+        turn
+    }
+
+    fn finish(&self, turn: Turn, last: &Object, current: &Arc<Object>) {
+        self.term.finish(turn, Then::Wait, Some(last), &claim(), || Some(current.clone()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_own_write_does_not_wake_whether_its_event_comes_before_or_after_its_answer() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    let written = object("u", 2, 1, json!({"phase": "Done"}));
+    bench.observe(&written);
+    bench.finish(turn, &written, &written);
+    bench.observe(&written);
+    assert!(bench.turn().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_change_during_a_run_leads_to_another_one() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    let edited = object("u", 2, 2, json!({}));
+    bench.observe(&edited);
+    bench.finish(turn, &first, &edited);
+    assert_eq!(bench.turn().await.expect("edited").cause, Cause::NewSpec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_reset_of_the_status_wakes_and_a_bare_new_version_does_not() {
+    let bench = Bench::new();
+    let done = object("u", 1, 1, json!({"phase": "Done"}));
+    let turn = bench.running(&done).await;
+    bench.finish(turn, &done, &done);
+    bench.observe(&object("u", 2, 1, json!({"phase": "Done"})));
+    assert!(bench.turn().await.is_none());
+    bench.observe(&object("u", 3, 1, json!({})));
+    assert_eq!(bench.turn().await.expect("reset").cause, Cause::Change);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_recreated_object_starts_afresh_and_owes_nothing() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    bench.term.counted(&bench.key, 1);
+    let second = object("v", 5, 1, json!({}));
+    bench.finish(turn, &first, &second);
+    let turn = bench.turn().await.expect("recreated");
+    assert_eq!((turn.cause, &*turn.uid), (Cause::NewSpec, "v"));
+    let (pending, counted) = bench.term.begin(&bench.key, &second);
+    assert!(pending.is_none() && counted.is_none());
+    turn.done(Then::Wait);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_before_its_lane_is_open_is_not_taken_for_seen() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    bench.term.queue.close(&bench.key.kind);
+    bench.observe(&first);
+    let pace = Pace { concurrency: 4, backoff_base: Duration::from_secs(1), backoff_max: Duration::from_secs(300) };
+    bench.term.queue.open(bench.key.kind.clone(), pace);
+    assert!(bench.turn().await.is_none());
+    bench.observe(&first);
+    assert!(bench.turn().await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edit_right_behind_an_own_write_leads_to_another_run() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    let written = object("u", 2, 1, json!({"phase": "Done"}));
+    let edited = object("u", 3, 2, json!({"phase": "Done"}));
+    bench.observe(&edited);
+    bench.finish(turn, &written, &edited);
+    assert_eq!(bench.turn().await.expect("edited").cause, Cause::NewSpec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edit_that_a_turn_meets_before_its_event_ends_the_old_account() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({"retries": 3}));
+    bench.observe(&first);
+    let turn = bench.turn().await.expect("new");
+    let edited = object("u", 2, 2, json!({"retries": 3}));
+    let (_, counted_for) = bench.term.begin(&bench.key, &edited);
+    assert_eq!(counted_for, Some(1));
+    turn.done(Then::Wait);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_deleted_during_its_run_is_forgotten_at_the_end() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    bench.term.gone(&bench.key);
+    bench.term.finish(turn, Then::Fail { cause: "gone".into(), after: None }, None, &claim(), || None);
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert!(bench.turn().await.is_none() && bench.term.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deletion_does_not_wait_for_the_backoff_of_what_failed_before() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    let failed = Then::Fail { cause: "down".into(), after: None };
+    bench.term.finish(turn, failed, Some(&first), &claim(), || Some(first.clone()));
+    let going = Object { deleting: true, generation: 2, ..Object::clone(&first) };
+    bench.observe(&going);
+    let turn = bench.turn().await.expect("at once");
+    assert_eq!((turn.cause, turn.failures), (Cause::Deletion, 0));
+    turn.done(Then::Wait);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_wakes_an_object_and_while_it_runs_is_left_to_the_end() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    bench.observe(&first);
+    assert!(bench.term.children_due(&bench.key), "what a former term left has to be looked at");
+    let turn = bench.turn().await.expect("new");
+    bench.term.begin(&bench.key, &first);
+    bench.term.drifted(&bench.key, &claim(), &first);
+    bench.term.children_done(&bench.key);
+    bench.finish(turn, &first, &first);
+    assert!(bench.turn().await.is_none());
+    assert!(bench.term.take_held_drift(&bench.key) && !bench.term.take_held_drift(&bench.key));
+    assert!(!bench.term.children_due(&bench.key));
+    bench.term.drifted(&bench.key, &claim(), &first);
+    assert!(bench.term.children_due(&bench.key));
+    assert_eq!(bench.turn().await.expect("drifted").cause, Cause::Change);
+}
+
+#[test]
+fn any_integer_is_a_priority_and_anything_else_is_none() {
+    let of = |priority: Value| {
+        let text = json!({"metadata": {"name": "n"}, "spec": {"priority": priority}}).to_string();
+        super::priority(&claim(), &Object::parse(&text).expect("parses"))
+    };
+    assert_eq!((of(json!(7)), of(json!(-3)), of(json!(1e300)), of(json!("high"))), (7, -3, i64::MAX, 0));
+}

@@ -6,7 +6,7 @@ use berth_tests::{
     cluster::Cluster,
     eventually::{always, eventually},
     host::{Flags, Host},
-    proxy::{Effect, Rule, Verb},
+    proxy::{Answer, Effect, Outcome, Rule, Seen, Verb},
     resource::Resource,
     stage::{SOON, probe},
 };
@@ -160,7 +160,7 @@ async fn a_version_that_no_longer_claims_the_finalizer_holds_up_nobody() {
 async fn finalizers_of_others_stay_and_lost_answers_cost_nothing() {
     let cluster = Cluster::shared().await;
     let host = serving(&cluster).await;
-    let of_object = |entry: &berth_tests::proxy::Seen| entry.path.ends_with("/probes/p");
+    let of_object = |entry: &Seen| entry.path.ends_with("/probes/p");
     let _lost = host.proxy.rule(Rule::on(Verb::Patch, Effect::CommitThenClose).when(of_object).times(1));
     let mut object = Resource::PROBE.object(cluster.namespace(), "p", json!({"do": "ok"}));
     object.metadata.finalizers = Some(vec!["someone.io/else".into()]);
@@ -174,4 +174,29 @@ async fn finalizers_of_others_stay_and_lost_answers_cost_nothing() {
     assert_eq!(runs, Some(2.0));
     cluster.patch(Resource::PROBE, "p", json!({"metadata": {"finalizers": null}})).await;
     until_gone(&cluster, "p").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_finalizer_that_cannot_be_added_or_taken_off_is_tried_at_growing_pauses() {
+    let cluster = Cluster::shared().await;
+    let host = serving(&cluster).await;
+    let refusing = |name: &'static str| {
+        let of_finalizer = move |entry: &Seen| entry.path.ends_with(name) && !entry.json()["metadata"]["finalizers"].is_null();
+        host.proxy.rule(Rule::on(Verb::Patch, Effect::Answer(Answer::failure(500, "InternalError"))).when(of_finalizer).times(3))
+    };
+    let adding = refusing("/probes/p");
+    cluster.create(Resource::PROBE, "p", json!({"do": "ok"})).await;
+    cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    assert_eq!(adding.hits(), 3);
+    let releasing = refusing("/probes/p");
+    ask_to_delete(&cluster, "p").await;
+    until_gone(&cluster, "p").await;
+    assert_eq!(releasing.hits(), 3);
+    let times: Vec<_> =
+        host.proxy.entries().into_iter().filter(|entry| entry.outcome == Outcome::Answered(500)).map(|entry| entry.seen.at).collect();
+    for tries in times.chunks(3) {
+        let pauses: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(pauses[0] >= Duration::from_secs(1) && pauses[1] >= Duration::from_secs(2), "{pauses:?}");
+    }
+    assert_eq!(times.len(), 6);
 }

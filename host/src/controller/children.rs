@@ -20,13 +20,7 @@ use crate::{
 
 impl Controller {
     /// Makes the children as the run wants them, or says how the turn ends instead.
-    pub(super) async fn write_children(
-        &self,
-        work: &Work<'_>,
-        object: &Arc<Object>,
-        settlement: Settlement,
-        attempts: u32,
-    ) -> Result<Settlement, End> {
+    pub(super) async fn write_children(&self, work: &Work<'_>, object: &Arc<Object>, settlement: Settlement) -> Result<Settlement, End> {
         let brood = self.children.of(&work.key.kind);
         let applied = match (&settlement.children, &brood) {
             (Some(children), Some(brood)) => {
@@ -45,7 +39,7 @@ impl Controller {
         };
         let error = match applied {
             Ok(written) => {
-                self.metrics.wrote(&work.key.kind, "children", written);
+                self.wrote(work, "children", written);
                 if settlement.ran_well {
                     work.term.children_done(work.key);
                 }
@@ -57,14 +51,14 @@ impl Controller {
             Err(Unapplied::Hindered(hindrance)) => {
                 self.publish(work, &[hindered(&hindrance)]);
                 let error = WriteError::Later { after: OWED_BASE, cause: hindrance.sentence };
-                let end = self.unwritten(work, object.clone(), Some(Owed { settlement, attempts, uncertain: false }), error);
+                let end = self.unwritten(work, object.clone(), Some(Owed::all_of(settlement)), error);
                 return Err(End { verdict: Verdict::ChildrenHindered, ..end });
             }
             // What may have been applied is simply applied again.
             Err(Unapplied::Write(WriteError::Lost { after, cause })) => WriteError::Later { after, cause },
             Err(Unapplied::Write(error)) => error,
         };
-        Err(self.unwritten(work, object.clone(), Some(Owed { settlement, attempts, uncertain: false }), error))
+        Err(self.unwritten(work, object.clone(), Some(Owed::all_of(settlement)), error))
     }
 
     /// Somebody else has changed or deleted a child.

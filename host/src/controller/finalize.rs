@@ -28,7 +28,7 @@ impl Controller {
     /// Gives the object the finalizer before anything is done that would have to be undone.
     pub(super) async fn add_finalizer(&self, work: &Work<'_>, object: &Arc<Object>) -> Result<Arc<Object>, WriteError> {
         let added = finalizer::add(&self.writer, &work.serving.claim.reconciles, object, &work.fence).await?;
-        self.metrics.wrote(&work.key.kind, "finalizer", 1);
+        self.wrote(work, "finalizer", 1);
         Ok(self.observe(work, added.object))
     }
 
@@ -37,7 +37,7 @@ impl Controller {
         let claim = &work.serving.claim;
         if !claim.finalizer {
             let settlement = Settlement { release: true, ..Settlement::nothing(Then::Wait, Verdict::Settled) };
-            return self.written(work, State { object, merged: false }, settlement, 0).await;
+            return self.written(work, State { object, merged: false }, settlement).await;
         }
         let result = self.handle(work, turn, object.clone(), value, turn.failures, Phase::Finalize).await;
         let (result, children) = with_children(work, &object, result);
@@ -51,14 +51,14 @@ impl Controller {
     }
 
     /// Takes the finalizer off an object that is done with, which is the last that is written to it: as a rule it is gone then.
-    pub(super) async fn release(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement, attempts: u32) -> End {
+    pub(super) async fn release(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement) -> End {
         match finalizer::remove(&self.writer, &work.serving.claim.reconciles, &object, &work.fence).await {
             Ok(Written { object: answer, .. }) => {
                 tracing::debug!("finalizer taken off");
-                self.metrics.wrote(&work.key.kind, "finalizer", 1);
+                self.wrote(work, "finalizer", 1);
                 End::of(settlement.then, settlement.verdict, Some(self.observe(work, answer)))
             }
-            Err(error) => self.unwritten(work, object, Some(Owed { settlement, attempts, uncertain: false }), error),
+            Err(error) => self.unwritten(work, object, Some(Owed::all_of(settlement)), error),
         }
     }
 

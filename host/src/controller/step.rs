@@ -64,7 +64,7 @@ impl Controller {
             Standing::Settled => {
                 let only_marks = Settlement::nothing(Then::Wait, Verdict::Settled);
                 let state = State { object, merged: false };
-                return self.written(work, state, only_marks, 0).await;
+                return self.written(work, state, only_marks).await;
             }
             Standing::Stale => match self.reopen(work, &object).await {
                 Ok(reopened) => {
@@ -72,7 +72,7 @@ impl Controller {
                     object = reopened;
                 }
                 Err(error) => {
-                    let owed = Owed::first(Settlement::reopening(claim));
+                    let owed = Owed::all_of(Settlement::reopening(claim));
                     return self.unwritten(work, object, Some(owed), error);
                 }
             },

@@ -58,6 +58,8 @@ struct Tracked {
     /// The generation for which the status counts failures, as far as this term knows.
     counted_for: Option<i64>,
     pending: Option<Pending>,
+    /// How often in a row a write could not be made.
+    delays: u32,
     /// Whether its children may not be as they are to be, as far as this term knows.
     children_due: bool,
     /// Whether somebody touched them while it ran.
@@ -73,8 +75,6 @@ pub struct Pending {
     pub settlement: Settlement,
     /// Whether the write may have happened.
     pub uncertain: bool,
-    /// How often it was tried.
-    pub attempts: u32,
 }
 
 /// What of an object decides whether it is looked at again.
@@ -244,6 +244,22 @@ impl Term {
         }
     }
 
+    /// A write of the object could not be made now. Returns how many before it could not, since the last that was.
+    pub fn delayed(&self, key: &Key) -> u32 {
+        self.lock().get_mut(key).map_or(0, |known| {
+            let before = known.delays;
+            known.delays = before.saturating_add(1);
+            before
+        })
+    }
+
+    /// A write of the object was made.
+    pub fn on_time(&self, key: &Key) {
+        if let Some(known) = self.lock().get_mut(key) {
+            known.delays = 0;
+        }
+    }
+
     /// The children of an object are not as they are to be: it is woken, or if it runs, what that means is left to its end.
     pub fn drifted(&self, key: &Key, claim: &Claim, object: &Object) {
         let mut tracked = self.lock();
@@ -340,7 +356,7 @@ impl Term {
 
 impl Tracked {
     fn new(seen: Seen) -> Self {
-        Self { seen, running: false, counted_for: None, pending: None, children_due: true, drift_held: false }
+        Self { seen, running: false, counted_for: None, pending: None, delays: 0, children_due: true, drift_held: false }
     }
 
     /// Takes in another state and says what kind of difference it is.
@@ -353,6 +369,7 @@ impl Tracked {
         if seen.uid != self.seen.uid {
             self.counted_for = None;
             self.pending = None;
+            self.delays = 0;
             self.children_due = true;
         } else if cause == Cause::NewSpec && self.counted_for.is_none() {
             self.counted_for = Some(self.seen.generation);

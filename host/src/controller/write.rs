@@ -30,24 +30,23 @@ pub(super) struct State {
     pub merged: bool,
 }
 
-/// A write that is still owed, as it is handed on: what it is, how often it was tried, and whether it may have happened.
+/// A write that is still owed, as it is handed on: what it is, and whether it may have happened.
 pub(super) struct Owed {
     pub settlement: Settlement,
-    pub attempts: u32,
     pub uncertain: bool,
 }
 
 impl Owed {
-    /// Tried once.
-    pub fn first(settlement: Settlement) -> Self {
-        Self { settlement, attempts: 0, uncertain: false }
+    /// It is known not to have happened.
+    pub fn all_of(settlement: Settlement) -> Self {
+        Self { settlement, uncertain: false }
     }
 }
 
 impl Controller {
     /// Writes an outcome: first the children, then the status, which is the acknowledgement, then the rest.
     pub(super) async fn write(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement) -> End {
-        let settlement = match self.write_children(work, &object, settlement, 0).await {
+        let settlement = match self.write_children(work, &object, settlement).await {
             Ok(settlement) => settlement,
             Err(end) => return end,
         };
@@ -61,15 +60,15 @@ impl Controller {
                     return self.write_refusal(work, object, refused, settlement.failures).await;
                 }
                 Err(error) => {
-                    return self.unwritten(work, object, Some(Owed::first(settlement)), error);
+                    return self.unwritten(work, object, Some(Owed::all_of(settlement)), error);
                 }
             },
         };
-        self.written(work, state, settlement, 0).await
+        self.written(work, state, settlement).await
     }
 
     /// What comes after the status: the account of failures, labels and events. Labels that cannot be written now are owed.
-    pub(super) async fn written(&self, work: &Work<'_>, state: State, settlement: Settlement, attempts: u32) -> End {
+    pub(super) async fn written(&self, work: &Work<'_>, state: State, settlement: Settlement) -> End {
         let Settlement { children, ran_well, status: _, labels, events, then, verdict, counted, gave_up, failures, release } = settlement;
         if counted {
             work.term.counted(work.key, state.object.generation);
@@ -77,7 +76,7 @@ impl Controller {
         self.publish(work, &events);
         let State { object, merged } = state;
         if release {
-            return self.release(work, object, Settlement { failures, release, ..Settlement::nothing(then, verdict) }, attempts).await;
+            return self.release(work, object, Settlement { failures, release, ..Settlement::nothing(then, verdict) }).await;
         }
         let moment = if verdict == Verdict::Settled { Moment::Settled } else { Moment::Ran(gave_up.as_deref()) };
         match self.write_metadata(work, &object, &labels, moment).await {
@@ -88,7 +87,7 @@ impl Controller {
             }
             Err(error @ (WriteError::Later { .. } | WriteError::Lost { .. })) => {
                 let rest = Settlement { children, ran_well, labels, gave_up, failures, ..Settlement::nothing(then, verdict) };
-                self.unwritten(work, object, Some(Owed { settlement: rest, attempts, uncertain: false }), error)
+                self.unwritten(work, object, Some(Owed::all_of(rest)), error)
             }
             Err(WriteError::Changed(current)) => {
                 self.observe(work, *current);
@@ -118,12 +117,12 @@ impl Controller {
             None => Ok(State { object: object.clone(), merged: false }),
         };
         let end = match written {
-            Ok(state) => self.written(work, state, settlement, 0).await,
+            Ok(state) => self.written(work, state, settlement).await,
             Err(WriteError::Refused(_)) => {
                 self.publish(work, &settlement.events);
                 End::of(Then::Fail { cause, after: None }, Verdict::Failure, Some(object))
             }
-            Err(error) => self.unwritten(work, object, Some(Owed::first(settlement)), error),
+            Err(error) => self.unwritten(work, object, Some(Owed::all_of(settlement)), error),
         };
         End { fault, ..end }
     }
@@ -135,7 +134,7 @@ impl Controller {
             Err(WriteError::Changed(current)) if is_state_after(object, &current, patch) => Written { object: *current, merged: true },
             answer => answer?,
         };
-        self.metrics.wrote(&work.key.kind, "status", 1);
+        self.wrote(work, "status", 1);
         let lost = pruned(patch, at(&answer.value(), "status").unwrap_or(&Value::Null));
         if !lost.is_empty() {
             let mut known = self.pruned.lock().expect("no panic while the lock is held");
@@ -176,7 +175,7 @@ impl Controller {
         }
         let patch = Metadata { labels: &wanted, annotations: &annotations };
         let Written { object: answer, merged } = self.writer.patch_metadata(&claim.reconciles, object, patch, &work.fence).await?;
-        self.metrics.wrote(&work.key.kind, "metadata", 1);
+        self.wrote(work, "metadata", 1);
         Ok(State { object: self.observe(work, answer), merged })
     }
 
@@ -200,12 +199,12 @@ impl Controller {
 
     /// Writes what is owed to the object, if it is still as it was. `Err` is the object as it is now, to be run again.
     pub(super) async fn settle_debt(&self, work: &Work<'_>, object: &mut Arc<Object>, pending: Pending) -> Result<End, Arc<Object>> {
-        let Pending { given, settlement, uncertain, attempts } = pending;
+        let Pending { given, settlement, uncertain } = pending;
         if uncertain {
             match self.writer.read(&work.serving.claim.reconciles, object, &work.fence).await {
                 Ok(Some(current)) => *object = self.latest(work, Arc::new(current)),
                 Ok(None) => return Ok(self.unwritten(work, object.clone(), None, WriteError::Gone)),
-                Err(error) => return Ok(self.unwritten(work, given.clone(), Some(Owed { settlement, attempts, uncertain }), error)),
+                Err(error) => return Ok(self.unwritten(work, given.clone(), Some(Owed { settlement, uncertain }), error)),
             }
         }
         let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
@@ -213,27 +212,33 @@ impl Controller {
         match patch {
             // The answer was lost, but the write was not.
             Some(patch) if !same_work(&given, object) && is_state_after(&given, object, &patch) => {
-                Ok(self.written(work, as_it_is, settlement, 0).await)
+                Ok(self.written(work, as_it_is, settlement).await)
             }
             _ if !same_work(&given, object) => Err(object.clone()),
             patch => {
-                let settlement = match self.write_children(work, object, settlement, attempts).await {
+                let settlement = match self.write_children(work, object, settlement).await {
                     Ok(settlement) => settlement,
                     Err(end) => return Ok(end),
                 };
-                let Some(patch) = patch else { return Ok(self.written(work, as_it_is, settlement, attempts).await) };
+                let Some(patch) = patch else { return Ok(self.written(work, as_it_is, settlement).await) };
                 match self.write_status(work, object, &patch).await {
-                    Ok(state) => Ok(self.written(work, state, settlement, 0).await),
-                    Err(error) => {
-                        let owed = Owed { settlement, attempts, uncertain: false };
-                        Ok(self.unwritten(work, object.clone(), Some(owed), error))
-                    }
+                    Ok(state) => Ok(self.written(work, state, settlement).await),
+                    Err(error) => Ok(self.unwritten(work, object.clone(), Some(Owed::all_of(settlement)), error)),
                 }
             }
         }
     }
 
-    /// A write did not happen, or is not known to have. What is owed is kept, where waiting can help.
+    /// Writes were made for the object.
+    pub(super) fn wrote(&self, work: &Work<'_>, what: &'static str, count: usize) {
+        self.metrics.wrote(&work.key.kind, what, count);
+        if count > 0 {
+            work.term.on_time(work.key);
+        }
+    }
+
+    /// A write did not happen, or is not known to have. What is owed is kept, where waiting can help. The pause grows until a write
+    /// of the object succeeds, whichever it is.
     pub(super) fn unwritten(&self, work: &Work<'_>, object: Arc<Object>, owed: Option<Owed>, error: WriteError) -> End {
         let again = |after, verdict| End::of(Then::Again(after), verdict, Some(object.clone()));
         match error {
@@ -250,12 +255,12 @@ impl Controller {
             }
             WriteError::Fenced => again(OWED_BASE, Verdict::Fenced),
             WriteError::Later { after, .. } | WriteError::Lost { after, .. } => {
-                let attempts = owed.as_ref().map_or(0, |owed| owed.attempts);
-                let after = OWED_BASE.saturating_mul(2_u32.saturating_pow(attempts)).min(OWED_MAX).max(after);
-                tracing::warn!(%error, ?after, "the outcome is kept and written later");
-                if let Some(Owed { settlement, uncertain, .. }) = owed {
+                let before = work.term.delayed(work.key);
+                let after = OWED_BASE.saturating_mul(2_u32.saturating_pow(before)).min(OWED_MAX).max(after);
+                tracing::warn!(%error, ?after, owed = owed.is_some(), "not written now, later again");
+                if let Some(Owed { settlement, uncertain }) = owed {
                     let uncertain = uncertain || matches!(error, WriteError::Lost { .. });
-                    work.term.owe(work.key, Pending { given: object.clone(), settlement, uncertain, attempts: attempts + 1 });
+                    work.term.owe(work.key, Pending { given: object.clone(), settlement, uncertain });
                 }
                 again(after, Verdict::WriteDelayed)
             }

@@ -188,3 +188,18 @@ fn any_integer_is_a_priority_and_anything_else_is_none() {
     };
     assert_eq!((of(json!(7)), of(json!(-3)), of(json!(1e300)), of(json!("high"))), (7, -3, i64::MAX, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn delays_in_a_row_are_counted_until_a_write_is_made_or_the_object_is_another() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    let counts = |times: usize| (0..times).map(|_| bench.term.delayed(&bench.key)).collect::<Vec<_>>();
+    assert_eq!(counts(3), [0, 1, 2]);
+    bench.finish(turn, &first, &first);
+    assert_eq!(counts(1), [3]);
+    bench.term.on_time(&bench.key);
+    assert_eq!(counts(2), [0, 1]);
+    bench.observe(&object("v", 2, 1, json!({})));
+    assert_eq!(counts(1), [0]);
+}

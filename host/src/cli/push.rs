@@ -139,7 +139,6 @@ impl Args {
         let mut manifests = definitions;
         if !self.no_rbac {
             manifests.extend(Manifests::of("the plugin's permissions", bundle.permissions(&needs, &reads, &self.service_account))?);
-            manifests.extend(Manifests::of("the Secrets of the plugin", bundle.secret_permissions(&self.service_account))?);
         }
         let Some(client) = client else {
             manifests.extend(Manifests::of("the plugin", [bundle.config_map()])?);

@@ -89,8 +89,8 @@ impl Bundle {
         })
     }
 
-    /// A ClusterRole with the needs and with what the host watches for the plugin to read, and its binding to the host's account; where
-    /// the plugin acts as an account, a Role that lets the host impersonate this one and its binding too.
+    /// A ClusterRole with the needs and with what the host watches for the plugin to read, and its binding to the host's account; and
+    /// what the host needs in its own namespace.
     pub fn permissions(&self, needs: &[Needs], reads: &[Read], service_account: &str) -> Vec<Value> {
         let name = format!("berth-plugin-{}", self.name());
         let mut rules: Vec<Value> = needs.iter().flat_map(|needs| needs.rules().as_array().cloned().unwrap_or_default()).collect();
@@ -107,17 +107,30 @@ impl Bundle {
             "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name },
             "subjects": [{ "kind": "ServiceAccount", "name": service_account, "namespace": self.namespace }],
         });
-        let acts_as = self.package.config.service_account.as_deref();
-        [role, binding].into_iter().chain(acts_as.into_iter().flat_map(|account| self.impersonation(account, service_account))).collect()
+        [role, binding].into_iter().chain(self.local_permissions(service_account)).collect()
     }
 
-    fn impersonation(&self, account: &str, service_account: &str) -> [Value; 2] {
+    /// A Role with what `plugin.yaml` names in the host's namespace, by name and nothing else, and its binding to the host's account: to
+    /// impersonate the account that the plugin acts as, and to get its Secrets. ConfigMaps the host reads anyway. The Role is there with
+    /// no rules too, so that what a former `plugin.yaml` named is taken back.
+    fn local_permissions(&self, service_account: &str) -> [Value; 2] {
+        let of = |host: &AllowedHost| {
+            let ca = host.ca.as_ref().and_then(|ca| if let Holder::Secret(name) = &ca.holder { Some(name.clone()) } else { None });
+            host.credentials.as_ref().map(|credentials| credentials.secret.clone()).into_iter().chain(ca)
+        };
+        let secrets: BTreeSet<String> = self.package.config.allowed_hosts.iter().flat_map(of).collect();
+        let accounts: BTreeSet<String> = self.package.config.service_account.iter().cloned().collect();
+        let rules: Vec<Value> = [("serviceaccounts", accounts, "impersonate"), ("secrets", secrets, "get")]
+            .into_iter()
+            .filter(|(_, names, _)| !names.is_empty())
+            .map(|(resource, names, verb)| json!({ "apiGroups": [""], "resources": [resource], "resourceNames": names, "verbs": [verb] }))
+            .collect();
         let metadata = json!({ "name": format!("berth-plugin-{}", self.name()), "namespace": self.namespace });
         let role = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "Role",
             "metadata": metadata,
-            "rules": [{ "apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [account], "verbs": ["impersonate"] }],
+            "rules": rules,
         });
         let binding = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -127,34 +140,6 @@ impl Bundle {
             "subjects": [{ "kind": "ServiceAccount", "name": service_account, "namespace": self.namespace }],
         });
         [role, binding]
-    }
-
-    /// A Role to get the Secrets that `plugin.yaml` names, by name and no others, and its binding to the host's account; nothing where
-    /// it names none. ConfigMaps the host reads anyway.
-    pub fn secret_permissions(&self, service_account: &str) -> Vec<Value> {
-        let of = |host: &AllowedHost| {
-            let ca = host.ca.as_ref().and_then(|ca| if let Holder::Secret(name) = &ca.holder { Some(name.clone()) } else { None });
-            host.credentials.as_ref().map(|credentials| credentials.secret.clone()).into_iter().chain(ca)
-        };
-        let secrets: BTreeSet<String> = self.package.config.allowed_hosts.iter().flat_map(of).collect();
-        if secrets.is_empty() {
-            return Vec::new();
-        }
-        let metadata = json!({ "name": format!("berth-plugin-{}", self.name()), "namespace": self.namespace });
-        let role = json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "Role",
-            "metadata": metadata,
-            "rules": [{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": secrets, "verbs": ["get"] }],
-        });
-        let binding = json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": metadata["name"] },
-            "subjects": [{ "kind": "ServiceAccount", "name": service_account, "namespace": self.namespace }],
-        });
-        vec![role, binding]
     }
 
     /// Puts the plugin in and takes these files out, in one write.
@@ -289,16 +274,19 @@ mod tests {
     }
 
     #[test]
-    fn only_the_secrets_that_are_named_may_be_read() {
+    fn what_is_named_may_be_used_by_name_and_what_is_named_no_more_is_taken_back() {
         let permissions = |config: &str| {
             let bundle = Bundle::new("p", "ns", ("x.wasm".into(), Bytes::new()), Some(config.into())).expect("bundles");
-            bundle.secret_permissions("berth")
+            bundle.local_permissions("berth")
         };
-        assert!(permissions("allowedHosts: ['https://a', {url: 'https://b', ca: {configMap: c}}]").is_empty());
+        assert_eq!(permissions("allowedHosts: ['https://a', {url: 'https://b', ca: {configMap: c}}]")[0]["rules"], json!([]));
         let given = permissions(
-            "allowedHosts: [{url: 'https://a', credentials: {secret: t}}, {url: 'https://b', ca: {secret: c}, credentials: {secret: t}}]",
+            "serviceAccountName: website\nallowedHosts: [{url: 'https://a', credentials: {secret: t}}, {url: 'https://b', ca: {secret: c}}]",
         );
-        let rules = json!([{ "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["c", "t"], "verbs": ["get"] }]);
+        let rules = json!([
+            { "apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": ["website"], "verbs": ["impersonate"] },
+            { "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["c", "t"], "verbs": ["get"] },
+        ]);
         assert_eq!((&given[0]["rules"], &given[0]["metadata"]["namespace"]), (&rules, &json!("ns")));
         assert_eq!(given[1]["roleRef"]["name"], given[0]["metadata"]["name"]);
         assert_eq!(given[1]["subjects"][0]["name"], "berth");
@@ -311,7 +299,8 @@ mod tests {
             Kind { group: String::new(), version: "v1".into(), kind: "Secret".into(), plural: "secrets".into(), namespaced: true };
         let reads = [Read { kind: secrets, all_namespaces: false, label_selector: "a=b".into() }];
         let permissions = bundle.permissions(&[Needs::new("g".into(), "ks".into())], &reads, "berth");
-        let [role, binding] = &permissions[..] else { panic!("more than one role: {permissions:?}") };
+        let [role, binding, ..] = &permissions[..] else { panic!("less than a role and its binding: {permissions:?}") };
+        assert_eq!((permissions.len(), &permissions[2]["rules"]), (4, &json!([])));
         assert_eq!(role["rules"][2], json!({ "apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"] }));
         assert_eq!((&role["metadata"]["name"], &role["rules"][1]["resources"][0]), (&json!("berth-plugin-p"), &json!("ks/status")));
         assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);

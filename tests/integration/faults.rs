@@ -18,8 +18,6 @@ use berth_tests::{
 use kube::api::DeleteParams;
 use serde_json::json;
 
-const CRD: Resource =
-    Resource { group: "apiextensions.k8s.io", version: "v1", kind: "CustomResourceDefinition", plural: "customresourcedefinitions" };
 /// Part of the paths of EmailRequests.
 const MAILS: &str = "/emailrequests";
 
@@ -310,7 +308,7 @@ async fn a_crd_that_is_recreated_during_a_run_does_not_lose_its_new_objects() {
     stage.gateway.control(Behaviour::hold(Hold::Before));
     stage.mail("e1", "a@example.com").await;
     eventually(SOON, async || if stage.gateway.held() == 1 { Ok(()) } else { Err("nothing is held") }).await;
-    let crds = CRD.api(stage.cluster.client(), None);
+    let crds = Resource::CRD.api(stage.cluster.client(), None);
     let name = "emailrequests.notify.acme.io";
     let definition = crds.get(name).await.expect("installed");
     crds.delete(name, &DeleteParams::default()).await.expect("deleted");

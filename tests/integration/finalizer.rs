@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use berth_tests::{
-    cluster::Cluster,
+    cluster::{Cluster, ready_reason},
     eventually::{always, eventually},
     host::{Flags, Host},
     proxy::{Answer, Effect, Outcome, Rule, Seen, Verb},
     resource::Resource,
     stage::{SOON, probe},
 };
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 const KIND: &str = "Probe.probe.acme.io";
@@ -150,10 +150,61 @@ async fn a_version_that_no_longer_claims_the_finalizer_holds_up_nobody() {
     let _host = serving(&cluster).await;
     cluster.create(Resource::PROBE, "p", json!({"finalize": "giveup"})).await;
     cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    cluster.create(Resource::PROBE, "q", json!({"do": "ok"})).await;
+    cluster.until_phase(Resource::PROBE, "q", "Done", SOON).await;
     let version = cluster.push("probe", &probe(&claim(false)), QUICK).await;
-    cluster.until_serving("probe", &version).await;
+    cluster.until_plugin("probe", &version, |plugin| ready_reason(plugin) == "OnTrial").await;
+    // While it is on trial, the former version finalizes what it has to.
     ask_to_delete(&cluster, "p").await;
+    until_told(&cluster, "p", "FinalizeGaveUp").await;
+    for number in 0..20 {
+        cluster.create(Resource::PROBE, &format!("proof-{number}"), json!({"do": "ok"})).await;
+    }
+    cluster.until_plugin("probe", &version, |plugin| ready_reason(plugin) == "Serving").await;
     until_gone(&cluster, "p").await;
+    ask_to_delete(&cluster, "q").await;
+    until_gone(&cluster, "q").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crd_that_is_deleted_with_its_objects_has_them_finalized() {
+    let cluster = Cluster::shared().await;
+    let group = format!("brief-{:04x}.acme.io", rand::random::<u16>());
+    cluster.allow(&group, "briefs").await;
+    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let crd = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": format!("briefs.{group}")},
+        "spec": {"group": group, "scope": "Namespaced", "names": {"kind": "Brief", "plural": "briefs", "singular": "brief"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}}}]},
+    });
+    cluster.install([crd]).await;
+    let claim = json!({"finalizer": true, "group": group, "kind": "Brief", "plural": "briefs"});
+    let version = cluster.push("brief", &probe(&claim), QUICK).await;
+    let _host = Host::start(&cluster, "host", &Flags::default()).await;
+    cluster.until_serving("brief", &version).await;
+    let metadata = |name: &str| json!({"name": name, "namespace": cluster.namespace()});
+    let brief =
+        |name: &str| json!({"apiVersion": format!("{group}/v1"), "kind": "Brief", "metadata": metadata(name), "spec": {"do": "ok"}});
+    cluster.install([brief("p"), brief("q")]).await;
+    let resource = kube::api::ApiResource::from_gvk_with_plural(&kube::core::GroupVersionKind::gvk(&group, "v1", "Brief"), "briefs");
+    let briefs: kube::Api<kube::api::DynamicObject> = kube::Api::namespaced_with(cluster.client().clone(), cluster.namespace(), &resource);
+    eventually(SOON, async || {
+        let all = briefs.list(&ListParams::default()).await.map_err(|error| error.to_string())?.items;
+        let held = all.iter().filter(|brief| brief.metadata.finalizers.is_some() && brief.data["status"]["phase"] == "Done").count();
+        if held == 2 { Ok(()) } else { Err(format!("{held} of 2 have the finalizer")) }
+    })
+    .await;
+    let crds = Resource::CRD.api(cluster.client(), None);
+    let name = format!("briefs.{group}");
+    crds.delete(&name, &DeleteParams::default()).await.expect("it is there");
+    eventually(SOON, async || match crds.get_opt(&name).await {
+        Ok(None) => Ok(()),
+        Ok(Some(crd)) => Err(crd.data["status"]["conditions"].to_string()),
+        Err(error) => Err(error.to_string()),
+    })
+    .await;
+    cluster.until_plugin("brief", &version, |plugin| ready_reason(plugin) == "WaitingForCRD").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

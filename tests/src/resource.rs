@@ -45,6 +45,8 @@ impl Resource {
     pub const ROLE: Self = Self::of("rbac.authorization.k8s.io", "v1", "Role", "roles");
     /// ClusterRoleBinding.
     pub const CLUSTER_ROLE_BINDING: Self = Self::of("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings");
+    /// CustomResourceDefinition.
+    pub const CRD: Self = Self::of("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions");
     /// What is shown when a test has failed.
     pub const DUMPED: [Self; 6] = [Self::EMAIL, Self::JOB, Self::PROBE, Self::PLUGIN, Self::LEASE, Self::EVENT];
 

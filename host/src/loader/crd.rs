@@ -132,7 +132,8 @@ impl Crd {
             kind: GroupKind { group: spec.group.into(), kind: spec.names.kind.into() },
             plural: spec.names.plural,
             namespaced: spec.scope == "Namespaced",
-            established: !object.deleting && status.conditions.iter().any(|c| c.r#type == "Established" && c.status == "True"),
+            // One that is being deleted serves on for as long as it has objects, and finalizers of these are the plugin's to take off.
+            established: status.conditions.iter().any(|c| c.r#type == "Established" && c.status == "True"),
             versions: spec.versions.into_iter().map(version).collect(),
         })
     }
@@ -320,7 +321,7 @@ pub(super) mod tests {
         assert!(shut(&young, &kind()).message.contains("not established"));
         let mut deleting = definition("u");
         deleting["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        assert_eq!(shut(&deleting, &kind()).reason, reason::WAITING_FOR_CRD);
+        assert_eq!(gate(&deleting, &kind()), Gate::Open("u".into()), "its objects have yet to be finalized");
     }
 
     #[test]

@@ -5,8 +5,9 @@
 //! [`Accounts::get`] each time, so that a label that is taken away counts at once.
 //!
 //! # Guarantees
-//! An account without the label, of another namespace, or the host's own is never impersonated. The label alone gives nothing: the API
-//! server also asks whether the host's account may impersonate this one by name, and then what this one may do.
+//! An account without the label, of another namespace, or the host's own is never impersonated, and none for a plugin that its annotation
+//! [`PLUGINS`] does not name: who may write a plugin's ConfigMap gains nothing by naming another plugin's account. All this alone gives
+//! nothing: the API server also asks whether the host's account may impersonate this one by name, and then what this one may do.
 
 use std::{
     convert::Infallible,
@@ -24,16 +25,27 @@ use tokio::sync::watch;
 use tower_service::Service;
 
 use crate::{
-    object::ObjectKey,
+    object::{Object, ObjectKey},
     watch::{self as informer, Store, Target},
 };
 
 /// A ServiceAccount with this label set to `true` may be impersonated by the host.
 pub const LABEL: &str = "berth.acme.io/impersonate";
+/// Annotation of a ServiceAccount: the plugins that may act as it, separated by commas.
+pub const PLUGINS: &str = "berth.acme.io/plugins";
 /// The longest that the question for the host's own account may take.
 const REVIEW: Duration = Duration::from_secs(10);
 /// When it is asked again after a failure.
 const REVIEW_AGAIN: Duration = Duration::from_secs(5);
+
+/// A plugin, and the name of the account that it wants to act as.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Actor {
+    /// Name of the plugin.
+    pub plugin: String,
+    /// Name of the account.
+    pub account: String,
+}
 
 /// The accounts of one namespace. One for the process, shared.
 #[derive(Debug)]
@@ -67,6 +79,12 @@ pub enum Unusable {
     /// It is not there, or is not meant for this.
     #[error("there is no ServiceAccount {1}/{0} with the label {LABEL}: \"true\": create it, or label it if plugins may act as it")]
     Unlabelled(String, String),
+    /// It is another plugin's.
+    #[error(
+        "the ServiceAccount {1} is not for the plugin {0}: add {0} to its annotation {PLUGINS} (names of plugins, separated by commas) if \
+         this plugin may act as it"
+    )]
+    NotFor(String, String),
     /// It is the host's own.
     #[error("the ServiceAccount {0} is the host's own, and no plugin may act as the host: name another one in plugin.yaml")]
     Own(String),
@@ -81,6 +99,7 @@ impl Unusable {
         match self {
             Self::Unnamed => "AccountUnnamed",
             Self::Unlabelled(..) => "AccountUnlabelled",
+            Self::NotFor(..) => "AccountOfAnother",
             Self::Own(_) => "AccountOfHost",
             Self::Unknown(_) => "AccountUnknown",
         }
@@ -137,19 +156,21 @@ impl Accounts {
         self.changes.send_modify(|number| *number += 1);
     }
 
-    /// The account of this name, if a plugin may act as it now.
+    /// The account, if this plugin may act as it now.
     ///
     /// # Errors
     /// A sentence that says what to do.
-    pub fn get(&self, name: Option<&str>) -> Result<Account, Unusable> {
-        let account = Account { namespace: self.namespace.clone(), name: name.ok_or(Unusable::Unnamed)?.to_owned() };
+    pub fn get(&self, actor: Option<&Actor>) -> Result<Account, Unusable> {
+        let Actor { plugin, account } = actor.ok_or(Unusable::Unnamed)?;
+        let account = Account { namespace: self.namespace.clone(), name: account.clone() };
         match &*self.own.lock().expect("no panic while the lock is held") {
             Own::Known(user) if *user == account.user() => return Err(Unusable::Own(account.to_string())),
             Own::Known(_) => {}
             Own::Unknown(what) => return Err(Unusable::Unknown(what.clone())),
         }
-        if self.labelled.get(&ObjectKey::new(Some(&self.namespace), &account.name)).is_some_and(|object| !object.deleting) {
-            return Ok(account);
+        let labelled = self.labelled.get(&ObjectKey::new(Some(&self.namespace), &account.name)).filter(|object| !object.deleting);
+        if let Some(object) = labelled {
+            return if names(&object, plugin) { Ok(account) } else { Err(Unusable::NotFor(plugin.clone(), account.to_string())) };
         }
         let health = self.labelled.health();
         Err(match health.trouble().filter(|_| !health.synced) {
@@ -159,11 +180,11 @@ impl Accounts {
     }
 
     /// Waits until the account is as `usable` says, and returns it where that is so.
-    pub async fn until(&self, name: &str, usable: bool) -> Option<Account> {
+    pub async fn until(&self, actor: &Actor, usable: bool) -> Option<Account> {
         let mut changes = self.changes.subscribe();
         loop {
             changes.borrow_and_update();
-            let account = self.get(Some(name)).ok();
+            let account = self.get(Some(actor)).ok();
             if account.is_some() == usable {
                 return account;
             }
@@ -173,7 +194,19 @@ impl Accounts {
     }
 }
 
+/// Whether an account is meant for a plugin.
+fn names(account: &Object, plugin: &str) -> bool {
+    let value = account.value();
+    let plugins = value["metadata"]["annotations"][PLUGINS].as_str().unwrap_or_default();
+    plugins.split(',').any(|name| name.trim() == plugin)
+}
+
 impl Account {
+    /// Its name within its namespace.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The user's name for the API server.
     pub fn user(&self) -> String {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
@@ -217,14 +250,21 @@ impl Service<Request<Body>> for Impersonate {
 }
 
 #[cfg(test)]
+impl Actor {
+    /// For tests: the plugin `p`.
+    pub(crate) fn p(account: &str) -> Self {
+        Self { plugin: "p".into(), account: account.into() }
+    }
+}
+
+#[cfg(test)]
 impl Accounts {
-    /// For tests: the host is `own`, and these accounts are labelled.
+    /// For tests: the host is `own`, and these accounts are labelled and meant for the plugin `p`.
     pub(crate) fn fixed(namespace: &str, own: &str, labelled: &[&str]) -> Arc<Self> {
         let accounts = Self::new(namespace);
         *accounts.own.lock().expect("new") = Own::Known(own.to_owned());
         for name in labelled {
-            let text = format!(r#"{{"metadata":{{"name":"{name}","namespace":"{namespace}","uid":"{name}","resourceVersion":"1"}}}}"#);
-            accounts.labelled.insert(crate::object::Object::parse(&text).expect("parses"));
+            accounts.labelled.insert(account(namespace, name, "p"));
         }
         accounts.labelled.set_synced();
         accounts
@@ -232,14 +272,36 @@ impl Accounts {
 }
 
 #[cfg(test)]
+fn account(namespace: &str, name: &str, plugins: &str) -> Object {
+    let annotations = serde_json::json!({ PLUGINS: plugins });
+    let metadata =
+        serde_json::json!({"name": name, "namespace": namespace, "uid": name, "resourceVersion": "1", "annotations": annotations});
+    Object::parse(&serde_json::json!({ "metadata": metadata }).to_string()).expect("parses")
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    fn an_account_is_used_by_the_plugins_that_it_names_alone() {
+        let accounts = Accounts::fixed("sys", "admin", &[]);
+        accounts.labelled.insert(account("sys", "shared", "p, website"));
+        accounts.labelled.insert(account("sys", "nobodys", ""));
+        let get = |plugin: &str, account: &str| accounts.get(Some(&Actor { plugin: plugin.into(), account: account.into() }));
+        assert!(get("p", "shared").is_ok() && get("website", "shared").is_ok());
+        for (plugin, account) in [("web", "shared"), ("p", "nobodys"), ("", "nobodys2")] {
+            assert!(get(plugin, account).is_err(), "{plugin} as {account}");
+        }
+        let sentence = get("web", "shared").expect_err("refused").to_string();
+        assert!(sentence.contains("add web to its annotation berth.acme.io/plugins"), "{sentence}");
+    }
+
+    #[test]
     fn only_a_labelled_account_that_is_not_the_hosts_own_is_used() {
         let accounts = Accounts::fixed("sys", "system:serviceaccount:sys:berth", &["mailer", "berth"]);
-        assert_eq!(accounts.get(Some("mailer")).map(|account| account.user()), Ok("system:serviceaccount:sys:mailer".into()));
-        let sentence = |name| accounts.get(name).expect_err("refused").to_string();
+        assert_eq!(accounts.get(Some(&Actor::p("mailer"))).map(|account| account.user()), Ok("system:serviceaccount:sys:mailer".into()));
+        let sentence = |name: Option<&str>| accounts.get(name.map(Actor::p).as_ref()).expect_err("refused").to_string();
         assert!(sentence(Some("berth")).contains("host's own"));
         assert!(
             sentence(Some("other")).contains("sys/other with the label berth.acme.io/impersonate: \"true\""),
@@ -252,13 +314,13 @@ mod tests {
     #[test]
     fn before_the_host_knows_itself_nobody_is_impersonated() {
         let accounts = Accounts::new("sys");
-        assert!(matches!(accounts.get(Some("mailer")), Err(Unusable::Unknown(_))));
+        assert!(matches!(accounts.get(Some(&Actor::p("mailer"))), Err(Unusable::Unknown(_))));
     }
 
     #[test]
     fn an_account_outside_of_the_cluster_is_nobodys_own() {
         let accounts = Accounts::fixed("sys", "kubernetes-admin", &["berth"]);
-        assert!(accounts.get(Some("berth")).is_ok());
+        assert!(accounts.get(Some(&Actor::p("berth"))).is_ok());
     }
 
     #[tokio::test]
@@ -266,11 +328,10 @@ mod tests {
         let accounts = Accounts::fixed("sys", "admin", &[]);
         let waiting = tokio::spawn({
             let accounts = accounts.clone();
-            async move { accounts.until("mailer", true).await }
+            async move { accounts.until(&Actor::p("mailer"), true).await }
         });
         tokio::task::yield_now().await;
-        let text = r#"{"metadata":{"name":"mailer","namespace":"sys","uid":"u","resourceVersion":"2"}}"#;
-        accounts.labelled.insert(crate::object::Object::parse(text).expect("parses"));
+        accounts.labelled.insert(account("sys", "mailer", "p"));
         accounts.changed();
         assert!(waiting.await.expect("no panic").is_some());
     }

@@ -20,7 +20,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::Semaphore, time::Instant};
 
-use crate::account::{Accounts, Unusable};
+use crate::account::{Accounts, Actor, Unusable};
 
 /// How long a yes is good for: the longest that a right is used after it was taken away.
 const ALLOWED: Duration = Duration::from_secs(60);
@@ -87,14 +87,14 @@ impl Authority {
         Self { accounts, ask, answers: Mutex::default(), open: Semaphore::new(AT_ONCE) }
     }
 
-    /// Whether the account may be acted as, and may do this.
-    pub async fn check(&self, account: &str, verb: &'static str, group: &str, plural: &str, namespace: Option<&str>) -> Result<(), Denial> {
-        self.accounts.get(Some(account)).map_err(|unusable| match unusable {
+    /// Whether the plugin may act as its account, and that may do this.
+    pub async fn check(&self, actor: &Actor, verb: &'static str, group: &str, plural: &str, namespace: Option<&str>) -> Result<(), Denial> {
+        let account = self.accounts.get(Some(actor)).map_err(|unusable| match unusable {
             Unusable::Unknown(_) => Denial::Unknown(unusable.to_string()),
             _ => Denial::Forbidden(unusable.to_string()),
         })?;
         let namespace = namespace.map(str::to_owned);
-        let (account, group, plural) = (account.to_owned(), group.to_owned(), plural.to_owned());
+        let (account, group, plural) = (account.name().to_owned(), group.to_owned(), plural.to_owned());
         self.answer(Question { account, verb, group, plural, namespace }).await
     }
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     async fn check(authority: &Authority, namespace: &str) -> Result<(), Denial> {
-        authority.check("p", "get", "", "configmaps", Some(namespace)).await
+        authority.check(&Actor::p("p"), "get", "", "configmaps", Some(namespace)).await
     }
 
     #[tokio::test(start_paused = true)]
@@ -253,7 +253,7 @@ mod tests {
     async fn an_account_that_nobody_may_act_as_is_not_asked_about_further() {
         let authority = Authority::new(accounts(), Box::new(|_| unreachable!("nobody is to be asked")));
         for (account, words) in [("other", "with the label"), ("berth", "the host's own")] {
-            let denied = authority.check(account, "get", "", "configmaps", None).await;
+            let denied = authority.check(&Actor::p(account), "get", "", "configmaps", None).await;
             assert!(matches!(&denied, Err(Denial::Forbidden(why)) if why.contains(words)), "{denied:?}");
         }
     }

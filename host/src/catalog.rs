@@ -14,6 +14,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
+    account::Actor,
     claim::{Claim, Pace},
     object::GroupKind,
     package::Version,
@@ -76,6 +77,13 @@ pub struct Candidate {
     pub serving: Arc<Serving>,
     /// Which objects, and what came of it so far.
     pub trial: Arc<Trial>,
+}
+
+impl Serving {
+    /// As whom it acts, if it does.
+    pub fn actor(&self) -> Option<Actor> {
+        self.service_account.clone().map(|account| Actor { plugin: self.name.clone(), account })
+    }
 }
 
 impl Versions {

@@ -29,7 +29,7 @@ pub use self::{
     desired::{Child, desired},
 };
 use crate::{
-    account::Accounts,
+    account::{Accounts, Actor},
     object::{GroupKind, Kind, ObjectKey},
 };
 
@@ -38,13 +38,13 @@ mod brood;
 mod desired;
 mod family;
 
-/// A kind of children, and the account by which its objects are watched.
+/// A kind of children, and by whom its objects are watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     /// The kind.
     pub kind: Kind,
-    /// Name of the account; without one they are not watched.
-    pub account: Option<String>,
+    /// As whom they are watched; they are not without it.
+    pub actor: Option<Actor>,
 }
 
 /// Hears of an owner (namespace, name, uid) whose children are not as they are to be.

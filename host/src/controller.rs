@@ -220,7 +220,8 @@ impl Controller {
                 ..Figures::default()
             }
         });
-        Live { trouble: self.kinds.trouble(kind), figures }
+        let trouble = self.kinds.trouble(kind).or_else(|| self.children.of(kind)?.trouble());
+        Live { trouble, figures }
     }
 
     /// Runs until `shutdown`, and then until the last effect is done or the grace period is over.
@@ -364,6 +365,8 @@ impl Controller {
         for key in readers {
             let Some(watched) = self.kinds.get(&key.kind) else { continue };
             match watched.get(&key.object) {
+                // Objects that read each other would wake each other without end.
+                Some(_) if term.ran_just_now(&key) => term.read_later(&key),
                 Some(object) => term.wake(&key, watched.claim(&object), &object, Cause::Read),
                 None => term.reads.forget(&key),
             }
@@ -378,6 +381,7 @@ impl Controller {
             self.watch_trial(term, &kind, &watched);
             self.switch(term, &kind, &watched, term.breaker(&kind, Breaker::tick));
         }
+        self.wake_keys(term, term.due_readers());
         for key in term.unmirrored(MIRRORS) {
             let (controller, term, fence) = (self.clone(), term.clone(), fence.clone());
             turns.spawn(async move { controller.mirror_waiting(&term, &key, fence).await });
@@ -433,12 +437,7 @@ impl Controller {
         // What is watched now, which is not what was watched before if the CRD is another one or the plugin is gone.
         let current = || self.kinds.get(&key.kind)?.get(&key.object);
         term.finish(turn, end.then, end.last.as_deref(), &serving.claim, current);
-        if term.take_held_drift(&key)
-            && let Some(owner) = self.kinds.get(&key.kind).and_then(|watched| watched.get(&key.object))
-            && self.children.of(&key.kind).is_some_and(|brood| brood.drifted(&owner.uid))
-        {
-            self.drifted(&key.kind, &key.object, &owner.uid);
-        }
+        self.look_after_children(&term, &key);
     }
 }
 
@@ -508,10 +507,12 @@ impl Listener for Controller {
     }
 }
 
-/// Whether another version serves the object than before, or may try again now what was given up on.
+/// Whether another version serves the object than before, or may do now what the one before it kept it from: to try again what was given
+/// up on, or to let go of what waits for a finalizer that nobody claims any more.
 fn is_served_anew(object: &Object, before: &Versions, now: &Versions) -> bool {
+    let lets_go = object.deleting && before.stable.claim.finalizer && !now.stable.claim.finalizer;
     let redrives = now.stable.redrive && now.candidate.is_none() && before.stable != now.stable;
-    redrives || before.pick(&object.uid).0 != now.pick(&object.uid).0
+    lets_go || redrives || before.pick(&object.uid).0 != now.pick(&object.uid).0
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

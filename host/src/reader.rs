@@ -130,13 +130,13 @@ impl RunReader {
 
     async fn allowed(&self, read: &Read, verb: &'static str, namespace: Option<&str>) -> Result<(), ReadError> {
         let kind = &read.kind;
-        let Some(account) = self.serving.service_account.as_deref() else {
+        let Some(actor) = self.serving.actor() else {
             return Err(ReadError::Forbidden(format!(
                 "the plugin has no ServiceAccount to {verb} {} as: name one in `serviceAccountName` of its plugin.yaml",
                 kind.resource()
             )));
         };
-        self.cluster.authority.check(account, verb, &kind.group, &kind.plural, namespace).await.map_err(|denial| match denial {
+        self.cluster.authority.check(&actor, verb, &kind.group, &kind.plural, namespace).await.map_err(|denial| match denial {
             Denial::Forbidden(why) => ReadError::Forbidden(why),
             Denial::Unknown(why) => ReadError::Unavailable(why),
         })
@@ -168,8 +168,8 @@ async fn until_listed(collection: &Collection, read: &Read) -> Result<(), ReadEr
     let kind = read.kind.resource();
     match health.error {
         _ if health.synced => Ok(()),
-        // The error is of an informer that goes on trying.
-        Some(error) if listed.is_ok() => Err(ReadError::Other(format!(
+        // The error is of an informer that goes on trying, and no fault of the handler's.
+        Some(error) if listed.is_ok() => Err(ReadError::Unavailable(format!(
             "the host cannot read {kind} (for which its own ServiceAccount needs list and watch on {kind}; \"berth push\" grants it): {error}"
         ))),
         _ => Err(ReadError::NotSynced),

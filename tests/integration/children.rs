@@ -34,7 +34,9 @@ fn account(cluster: &Cluster, labels: Value) -> Value {
 }
 
 fn labelled(cluster: &Cluster) -> Value {
-    account(cluster, json!({"berth.acme.io/impersonate": "true"}))
+    let mut account = account(cluster, json!({"berth.acme.io/impersonate": "true"}));
+    account["metadata"]["annotations"] = json!({"berth.acme.io/plugins": "another, probe"});
+    account
 }
 
 /// A role in a namespace, and its binding to a ServiceAccount of the host's namespace.
@@ -269,6 +271,46 @@ async fn a_missing_rule_is_a_sentence_while_the_neighbour_goes_on_and_heals_when
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_account_that_may_not_watch_children_is_told_and_its_objects_wait() {
+    let cluster = Cluster::shared().await;
+    let without_watch = ["get", "list", "create", "patch", "delete"];
+    cluster.install([labelled(&cluster)].into_iter().chain(impersonation(&cluster)).chain(rights(&cluster, &without_watch))).await;
+    let host = serving(&cluster).await;
+    cluster.create(Resource::PROBE, "p", wants([child("c", json!({}))])).await;
+    until_told(&cluster, "p", "AccountForbidden", &["watch configmaps", cluster.namespace()]).await;
+    until_hindered(&host).await;
+    let troubled = |plugin: &Value| plugin["status"]["reason"].as_str().is_some_and(|reason| reason.contains("watching its configmaps"));
+    cluster.until_in(cluster.system(), Resource::PLUGIN, "probe", Duration::from_secs(90), troubled).await;
+    cluster.install(rights(&cluster, &ALL)).await;
+    cluster.until_phase(Resource::PROBE, "p", "Done", Duration::from_secs(60)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_version_wants_comes_about_for_what_was_hindered_and_for_what_was_settled() {
+    let cluster = Cluster::shared().await;
+    let host = making(&cluster).await;
+    let push = async |name: &str| {
+        let settings = json!({"children": [child(name, json!({"a": "1"}))]});
+        let version = cluster.push("probe", &probe(&claim()), &format!("{CONFIG}settings: {settings}\n")).await;
+        cluster.until_plugin("probe", &version, |_| true).await;
+    };
+    let metadata = json!({"name": "taken", "namespace": cluster.namespace()});
+    cluster.install([json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"somebody": "else"}})]).await;
+    push("taken").await;
+    cluster.create(Resource::PROBE, "p", json!({"do": "children"})).await;
+    until_told(&cluster, "p", "ChildExists", &["let the handler choose another name"]).await;
+    until_hindered(&host).await;
+    push("free").await;
+    cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    let exists = async |name: &str| cluster.api(Resource::CONFIG_MAP).get_opt(name).await.expect("an answer").is_some();
+    assert!(exists("free").await);
+    push("other").await;
+    eventually(SOON, async || if exists("other").await && !exists("free").await { Ok(()) } else { Err("the children are as before") })
+        .await;
+    assert!(exists("taken").await, "it is somebody else's");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn naming_an_account_gives_nothing_without_its_label_and_the_right_to_act_as_it() {
     let cluster = Cluster::shared().await;
     cluster.install([account(&cluster, json!({}))].into_iter().chain(rights(&cluster, &ALL))).await;
@@ -277,6 +319,10 @@ async fn naming_an_account_gives_nothing_without_its_label_and_the_right_to_act_
     cluster.create(Resource::PROBE, "childless", json!({"do": "children"})).await;
     until_told(&cluster, "p", "AccountUnlabelled", &["no ServiceAccount", "/maker with the label berth.acme.io/impersonate"]).await;
     cluster.until_phase(Resource::PROBE, "childless", "Done", SOON).await;
+    let mut of_another = labelled(&cluster);
+    of_another["metadata"]["annotations"]["berth.acme.io/plugins"] = "another".into();
+    cluster.install([of_another]).await;
+    until_told(&cluster, "p", "AccountOfAnother", &["is not for the plugin probe", "berth.acme.io/plugins"]).await;
     cluster.install([labelled(&cluster)]).await;
     until_told(&cluster, "p", "ImpersonationForbidden", &["the host may not impersonate"]).await;
     assert!(cluster.api(Resource::CONFIG_MAP).get_opt("c").await.expect("an answer").is_none());

@@ -6,7 +6,7 @@ use berth_tests::{
     cluster::{Cluster, ready_reason, ready_status},
     eventually::eventually,
     host::{Flags, Host},
-    proxy::{Entry, Verb},
+    proxy::{Answer, Effect, Entry, Rule, Verb},
     resource::Resource,
     stage::{SOON, probe},
 };
@@ -46,7 +46,8 @@ async fn bind(cluster: &Cluster, account: &str, namespace: Option<&str>, plural:
 /// The account of the plugin, with the label that lets plugins act as it.
 async fn account(cluster: &Cluster) {
     let labels = json!({"berth.acme.io/impersonate": "true"});
-    let metadata = json!({"name": "reader", "namespace": cluster.system(), "labels": labels});
+    let annotations = json!({"berth.acme.io/plugins": "probe"});
+    let metadata = json!({"name": "reader", "namespace": cluster.system(), "labels": labels, "annotations": annotations});
     cluster.install([json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})]).await;
 }
 
@@ -215,22 +216,28 @@ async fn a_secret_is_read_only_where_the_host_was_granted_secrets_too() {
     cluster.install([json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"value": "1"}})]).await;
     let secrets = json!({"kind": "Secret", "plural": "secrets"});
     let host = serving(&cluster, json!([secrets]), CONFIG, &Flags::default()).await;
-    cluster.create(Resource::PROBE, "p", json!({"do": "get", "of": secrets, "namespace": ns, "name": "s"})).await;
+    let reads = |cope: bool| json!({"do": "get", "of": secrets, "namespace": ns, "name": "s", "cope": cope});
+    cluster.create(Resource::PROBE, "p", reads(true)).await;
+    cluster.create(Resource::PROBE, "q", reads(false)).await;
     until_unread(&cluster, "p", "other", &["the host cannot read secrets", "its own ServiceAccount needs list and watch"]).await;
     let troubled = cluster.until_in(cluster.system(), Resource::PLUGIN, "probe", LATER, |plugin| ready_reason(plugin) == "WatchFailing");
     let plugin = troubled.await;
     let reason = plugin["status"]["reason"].as_str().unwrap_or_default();
     assert!(ready_status(&plugin) == "False" && reason.contains("reading secrets") && reason.contains("forbidden"), "{plugin}");
+    // What the host may not read is no failure of the handler's.
+    let kind = [("kind", "Probe.probe.acme.io"), ("result", "failure")];
+    assert_eq!(host.metric("berth_reconcile_total", &kind).await, Some(0.0));
     host_may_watch(&cluster, "secrets").await;
-    cluster.until(Resource::PROBE, "p", LATER, |object| object["status"]["data"]["value"] == "MQ==").await;
+    for name in ["p", "q"] {
+        cluster.until(Resource::PROBE, name, LATER, |object| object["status"]["data"]["value"] == "MQ==").await;
+    }
     cluster.until_in(cluster.system(), Resource::PLUGIN, "probe", LATER, |plugin| ready_reason(plugin) == "Serving").await;
     assert!(host.metric("berth_reads_total", &[("kind", "Probe.probe.acme.io"), ("result", "error")]).await > Some(0.0));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_object_of_the_handlers_own_kind_is_followed_too_and_watched_once() {
-    let cluster = Cluster::shared().await;
-    account(&cluster).await;
+/// A host with a probe that claims and may read its own kind, which this is.
+async fn reading_probes(cluster: &Cluster) -> (Host, Value) {
+    account(cluster).await;
     let ns = cluster.namespace();
     let probes = json!({"group": "probe.acme.io", "kind": "Probe", "plural": "probes"});
     let rules = json!([{"apiGroups": ["probe.acme.io"], "resources": ["probes"], "verbs": ["get"]}]);
@@ -243,7 +250,44 @@ async fn an_object_of_the_handlers_own_kind_is_followed_too_and_watched_once() {
         ])
         .await;
     let slow = "serviceAccountName: reader\nbackoff: {base: 2s, max: 2s}\n";
-    let host = serving(&cluster, json!([probes]), slow, &Flags::default()).await;
+    (serving(cluster, json!([probes]), slow, &Flags::default()).await, probes)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_that_read_each_other_run_once_a_second_at_most() {
+    let cluster = Cluster::shared().await;
+    let (host, probes) = reading_probes(&cluster).await;
+    let began = std::time::Instant::now();
+    for (name, other) in [("p", "q"), ("q", "p")] {
+        let reads = json!({"do": "get", "of": probes, "namespace": cluster.namespace(), "name": other});
+        cluster.create(Resource::PROBE, name, reads).await;
+    }
+    let kind = [("kind", "Probe.probe.acme.io")];
+    let runs = async || host.metric("berth_reconcile_duration_seconds_count", &kind).await.unwrap_or_default();
+    eventually(SOON, async || if runs().await >= 8.0 { Ok(()) } else { Err(format!("{} runs", runs().await)) }).await;
+    let (runs, seconds) = (runs().await, began.elapsed().as_secs_f64());
+    assert!(runs <= 2.0 * (seconds + 2.0), "{runs} runs of two objects in {seconds:.1} s");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_what_was_read_while_the_outcome_could_not_be_written_leads_to_another_run() {
+    let cluster = Cluster::shared().await;
+    let ns = cluster.namespace();
+    cluster.install([configmap(ns, "settings", "a", "1")]).await;
+    let host = reading(&cluster, json!([{}]), &Flags::default()).await;
+    let busy = Answer::failure(429, "TooManyRequests").retry_after(3);
+    let busy = host.proxy.rule(Rule::on(Verb::Patch, Effect::Answer(busy)).path("/probes/p/status").times(1));
+    cluster.create(Resource::PROBE, "p", get(ns, "settings")).await;
+    eventually(SOON, async || if busy.hits() == 1 { Ok(()) } else { Err("no status was written") }).await;
+    cluster.install([configmap(ns, "settings", "a", "2")]).await;
+    until_read(&cluster, "p", json!("2")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_of_the_handlers_own_kind_is_followed_too_and_watched_once() {
+    let cluster = Cluster::shared().await;
+    let (host, probes) = reading_probes(&cluster).await;
+    let ns = cluster.namespace();
     cluster.create(Resource::PROBE, "follower", json!({"do": "get", "of": probes, "namespace": ns, "name": "first"})).await;
     cluster.until(Resource::PROBE, "follower", SOON, |object| object["status"]["found"] == false).await;
     cluster.create(Resource::PROBE, "first", json!({"do": "flaky", "fails": 1})).await;

@@ -50,7 +50,7 @@ impl Unapplied {
     pub(super) fn of(reply: &Reply, account: &Account, verb: &str, kind: &Kind, key: &ObjectKey) -> Self {
         let shown = format!("{} {key}", kind.kind);
         match reply.status {
-            StatusCode::FORBIDDEN => forbidden(account, verb, kind, Some(key), &reply.sentence()).into(),
+            StatusCode::FORBIDDEN => forbidden(account, verb, kind, key.namespace.as_deref(), &reply.sentence()).into(),
             StatusCode::CONFLICT => Hindrance::new("ChildConflict", conflict(&shown, reply)).into(),
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
                 let sentence = format!("{shown} cannot be written: the API server does not serve {kind}, or its namespace is not there");
@@ -65,7 +65,7 @@ impl Unapplied {
 }
 
 /// The sentence for a 403 with this message. Beside missing grants there are quotas, policies and namespaces that go away.
-pub(super) fn forbidden(account: &Account, verb: &str, kind: &Kind, key: Option<&ObjectKey>, message: &str) -> Hindrance {
+pub(super) fn forbidden(account: &Account, verb: &str, kind: &Kind, namespace: Option<&str>, message: &str) -> Hindrance {
     let message = cut(message, MESSAGE_MAX / 2);
     if message.contains("cannot impersonate") {
         let sentence = format!(
@@ -80,9 +80,10 @@ pub(super) fn forbidden(account: &Account, verb: &str, kind: &Kind, key: Option<
         return Hindrance::new("ChildForbidden", sentence);
     };
     let verb = denied.split(' ').next().unwrap_or(verb);
-    let place = match key.and_then(|key| key.namespace.as_deref()) {
+    let place = match namespace {
         Some(namespace) => format!(" in the namespace {namespace}"),
-        None => " where the host watches".to_owned(),
+        None if kind.namespaced => " in all namespaces".to_owned(),
+        None => String::new(),
     };
     let sentence = format!(
         "the ServiceAccount {account} may not {verb} {}{place}: bind it to a role with get, list, watch, create, patch and delete on {} \
@@ -122,7 +123,7 @@ mod tests {
     use crate::account::Accounts;
 
     fn sentence(status: StatusCode, body: Value) -> String {
-        let account = Accounts::fixed("sys", "host", &["p"]).get(Some("p")).expect("labelled");
+        let account = Accounts::fixed("sys", "host", &["p"]).get(Some(&crate::account::Actor::p("p"))).expect("labelled");
         let kind = super::super::desired::tests::config_maps();
         let reply = Reply { status, retry_after: Duration::from_secs(1), text: body.to_string() };
         let unapplied = Unapplied::of(&reply, &account, "patch", &kind, &ObjectKey::new(Some("t1"), "c"));

@@ -18,7 +18,7 @@ use super::{
     family::{self, ChildId, Families, belongs, is_applied, is_owned, was_applied},
 };
 use crate::{
-    account::{Account, Accounts, Unusable},
+    account::{Account, Accounts, Actor, Unusable},
     claim::Claim,
     fence::Fence,
     object::{GroupKind, Kind, Object},
@@ -48,17 +48,18 @@ pub struct Brood {
 /// An informer on the children of one kind, in one namespace or in all.
 struct Informer {
     kind: Kind,
-    account: String,
+    actor: Actor,
+    namespace: Option<String>,
     store: Arc<Store>,
 }
 
 /// On whose behalf children are written: a version of a plugin.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Applicant<'a> {
     /// What it claims.
     pub claim: &'a Claim,
-    /// Name of the account that it acts as.
-    pub account: Option<&'a str>,
+    /// As whom it acts.
+    pub actor: Option<Actor>,
 }
 
 impl Drop for Brood {
@@ -91,28 +92,28 @@ impl Brood {
             tasks: Vec::new(),
             owned: owned.clone(),
         };
-        for Owned { kind, account } in owned {
-            let Some(account) = account else { continue };
-            let (kind, account) = (&kind, account.as_str());
+        for Owned { kind, actor } in owned {
+            let Some(actor) = actor else { continue };
+            let (kind, actor) = (&kind, &actor);
             match &settings.namespaces[..] {
                 names if !names.is_empty() && kind.namespaced => {
-                    names.iter().for_each(|name| brood.watch(kind, Some(name), account, settings.watch_timeout, on_drift));
+                    names.iter().for_each(|name| brood.watch(kind, Some(name), actor, settings.watch_timeout, on_drift));
                 }
-                _ => brood.watch(kind, None, account, settings.watch_timeout, on_drift),
+                _ => brood.watch(kind, None, actor, settings.watch_timeout, on_drift),
             }
         }
         brood
     }
 
-    fn watch(&mut self, kind: &Kind, namespace: Option<&str>, account: &str, watch_timeout: Duration, on_drift: &OnDrift) {
+    fn watch(&mut self, kind: &Kind, namespace: Option<&str>, actor: &Actor, watch_timeout: Duration, on_drift: &OnDrift) {
         let store = Arc::new(Store::default());
         let owner = self.owner.group_kind();
         let label_selector = Some(format!("{OWNER_KIND}={}", owner.mark()));
         let target = Target { path: kind.collection_path(namespace), label_selector, watch_timeout };
         let on = follow(owner, kind.group_kind(), self.families.clone(), on_drift.clone());
-        let informer = inform(self.accounts.clone(), account.to_owned(), self.client.clone(), target, store.clone(), on);
+        let informer = inform(self.accounts.clone(), actor.clone(), self.client.clone(), target, store.clone(), on);
         self.tasks.push(tokio::spawn(informer).abort_handle());
-        self.informers.push(Informer { kind: kind.clone(), account: account.to_owned(), store });
+        self.informers.push(Informer { kind: kind.clone(), actor: actor.clone(), namespace: namespace.map(str::to_owned), store });
     }
 
     /// Whether it is what a plugin for this kind that owns these needs.
@@ -127,7 +128,7 @@ impl Brood {
         if owns.is_empty() {
             return Ok(0);
         }
-        let account = self.ready(by)?;
+        let account = self.ready(&by)?;
         let (mut written, mut hindered) = (0, None);
         for child in wanted {
             if self.families().is_right(&owner.uid, child) {
@@ -158,6 +159,15 @@ impl Brood {
         Ok(written)
     }
 
+    /// What keeps the children from being watched, in a sentence; none while all watches work.
+    pub fn trouble(&self) -> Option<String> {
+        self.informers.iter().find_map(|Informer { kind, actor, store, .. }| {
+            // Before the account may be used there is no watch, and the objects that want children say why.
+            self.accounts.get(Some(actor)).ok()?;
+            Some(format!("watching its {}: {}", kind.resource(), store.health().trouble()?))
+        })
+    }
+
     /// The run of this owner wants its children left as they are.
     pub fn leave(&self, owner: &str) {
         self.families().leave(owner);
@@ -178,20 +188,21 @@ impl Brood {
     }
 
     /// The account, once it may be used and everything that the claim owns is listed: nothing can be said of what is not known.
-    fn ready(&self, by: Applicant<'_>) -> Result<Account, Unapplied> {
-        let account = self.usable(by.account)?;
+    fn ready(&self, by: &Applicant<'_>) -> Result<Account, Unapplied> {
+        let account = self.usable(by.actor.as_ref())?;
         for kind in &by.claim.owns {
             let of_kind = || self.informers.iter().filter(|informer| informer.kind.group_kind() == kind.group_kind());
             if of_kind().next().is_none() {
                 return Err(soon(format!("the {} are not watched yet", kind.resource())));
             }
-            for Informer { account: watching, store, .. } in of_kind() {
+            for Informer { actor, namespace, store, .. } in of_kind() {
                 let health = store.health();
                 match health.error {
-                    _ if health.synced => {}
+                    // What cannot be watched any more is known as it was: drift would go unseen.
                     Some(error) if error.contains("is forbidden") => {
-                        return Err(forbidden(&self.usable(Some(watching))?, "list", kind, None, &error).into());
+                        return Err(forbidden(&self.usable(Some(actor))?, "list", kind, namespace.as_deref(), &error).into());
                     }
+                    _ if health.synced => {}
                     Some(error) => {
                         let sentence = format!("which {} there are is not known: {error}", kind.resource());
                         return Err(Hindrance::new("ChildrenUnknown", sentence).into());
@@ -203,8 +214,8 @@ impl Brood {
         Ok(account)
     }
 
-    fn usable(&self, account: Option<&str>) -> Result<Account, Unapplied> {
-        self.accounts.get(account).map_err(|why| match why {
+    fn usable(&self, actor: Option<&Actor>) -> Result<Account, Unapplied> {
+        self.accounts.get(actor).map_err(|why| match why {
             Unusable::Unknown(_) => soon(why.to_string()),
             why => Hindrance::new(why.reason(), why.to_string()).into(),
         })
@@ -300,18 +311,18 @@ fn follow(owner: GroupKind, kind: GroupKind, families: Arc<Mutex<Families>>, on_
 /// One informer, for as long as the account may be used.
 async fn inform(
     accounts: Arc<Accounts>,
-    name: String,
+    actor: Actor,
     client: Client,
     target: Target,
     store: Arc<Store>,
     mut on: impl FnMut(Change) + Send,
 ) {
     loop {
-        let Some(account) = accounts.until(&name, true).await else { continue };
+        let Some(account) = accounts.until(&actor, true).await else { continue };
         let informer = watch::run(account.client(&client), target.clone(), store.clone(), &mut on);
         tokio::select! {
             never = informer => match never {},
-            _ = accounts.until(&name, false) => tracing::warn!(%account, path = target.path, "an account of a plugin may no longer be used"),
+            _ = accounts.until(&actor, false) => tracing::warn!(%account, path = target.path, "an account of a plugin may no longer be used"),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{
     Controller, End, Work,
     settle::Settlement,
+    term::Term,
     write::{OWED_BASE, Owed},
 };
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
     children::{Applicant, Child, Hindrance, Owned, Unapplied, desired},
     kinds,
     metrics::Verdict,
-    object::{GroupKind, Object, ObjectKey},
+    object::{GroupKind, Key, Object, ObjectKey},
     queue::Then,
     reconcile::{Event, Failure, Outcome},
     status::{MESSAGE_MAX, WriteError, cut},
@@ -24,7 +25,7 @@ impl Controller {
         let brood = self.children.of(&work.key.kind);
         let applied = match (&settlement.children, &brood) {
             (Some(children), Some(brood)) => {
-                let by = Applicant { claim: &work.serving.claim, account: work.serving.service_account.as_deref() };
+                let by = Applicant { claim: &work.serving.claim, actor: work.serving.actor() };
                 brood.apply(by, object, children, &work.fence).await
             }
             // The plugin went during the run.
@@ -41,7 +42,12 @@ impl Controller {
             Ok(written) => {
                 self.wrote(work, "children", written);
                 if settlement.ran_well {
-                    work.term.children_done(work.key);
+                    // Of another brood nothing is known: it has yet to look at the children.
+                    let still = || match (&brood, self.children.of(&work.key.kind)) {
+                        (Some(brood), Some(now)) => Arc::ptr_eq(brood, &now),
+                        (brood, now) => brood.is_none() && now.is_none(),
+                    };
+                    work.term.children_done(work.key, still);
                 }
                 return Ok(settlement);
             }
@@ -51,7 +57,8 @@ impl Controller {
             Err(Unapplied::Hindered(hindrance)) => {
                 self.publish(work, &[hindered(&hindrance)]);
                 let error = WriteError::Later { after: OWED_BASE, cause: hindrance.sentence };
-                let end = self.unwritten(work, object.clone(), Some(Owed::all_of(settlement)), error);
+                // Nothing is owed: the next run, or another version, may want it otherwise.
+                let end = self.unwritten(work, object.clone(), None, error);
                 return Err(End { verdict: Verdict::ChildrenHindered, ..end });
             }
             // What may have been applied is simply applied again.
@@ -59,6 +66,17 @@ impl Controller {
             Err(Unapplied::Write(error)) => error,
         };
         Err(self.unwritten(work, object.clone(), Some(Owed::all_of(settlement)), error))
+    }
+
+    /// After a turn: what happened to the children meanwhile, or was overlooked as the answer to a write was on its way.
+    pub(super) fn look_after_children(&self, term: &Term, key: &Key) {
+        if !term.take_held_drift(key) && term.children_due(key) {
+            return;
+        }
+        let Some(owner) = self.kinds.get(&key.kind).and_then(|watched| watched.get(&key.object)) else { return };
+        if self.children.of(&key.kind).is_some_and(|brood| brood.drifted(&owner.uid)) {
+            self.drifted(&key.kind, &key.object, &owner.uid);
+        }
     }
 
     /// Somebody else has changed or deleted a child.
@@ -79,8 +97,8 @@ pub(super) fn owned(versions: &Versions) -> Vec<Owned> {
     for serving in both {
         for kind in &serving.claim.owns {
             match owned.iter_mut().find(|known| known.kind.group_kind() == kind.group_kind()) {
-                Some(known) => known.account = known.account.take().or_else(|| serving.service_account.clone()),
-                None => owned.push(Owned { kind: kind.clone(), account: serving.service_account.clone() }),
+                Some(known) => known.actor = known.actor.take().or_else(|| serving.actor()),
+                None => owned.push(Owned { kind: kind.clone(), actor: serving.actor() }),
             }
         }
     }

@@ -4,7 +4,7 @@
 //! Where the claim asks for it, an object has the finalizer before its first run, whichever phase it is in; it is deleted only after a
 //! `finalize` run has succeeded. A finalizer that the serving version does not claim any more is taken off by the host at the deletion.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::Value;
 
@@ -19,6 +19,7 @@ use crate::{
     finalizer,
     metrics::Verdict,
     object::{Object, at},
+    package::Version,
     queue::{Then, Turn},
     reconcile::{Event, Failure, Outcome, Phase, Request},
     status::WriteError,
@@ -32,7 +33,12 @@ impl Controller {
         };
         let (pending, counted_for) = work.term.begin(work.key, &object);
         if let Some(pending) = pending {
-            match self.settle_debt(work, &mut object, pending).await {
+            let payer = payer(work, &pending.version);
+            match self.settle_debt(payer.as_ref().unwrap_or(work), &mut object, pending).await {
+                // What happened while it was owed was folded into this turn, and the handler has not seen it.
+                Ok(End { then: Then::Wait | Then::After(_) | Then::Stop, verdict, last: last @ Some(_), fault }) => {
+                    return End { then: Then::Again(Duration::ZERO), verdict, last, fault };
+                }
                 Ok(end) => return end,
                 // The object has moved on: what was owed no longer holds.
                 Err(moved_on) => object = moved_on,
@@ -157,6 +163,13 @@ impl Controller {
         let reopened = self.write_status(work, object, &patch).await?;
         Ok(self.write_metadata(work, &reopened.object, &[], Moment::Ran(None)).await?.object)
     }
+}
+
+/// Who pays what the stable version owes where another one serves the object by now.
+fn payer<'w>(work: &Work<'w>, version: &Version) -> Option<Work<'w>> {
+    let stable = &work.watched.versions.stable;
+    let is_stables = *version == stable.version && *version != work.serving.version;
+    is_stables.then(|| Work { serving: stable, trial: None, fence: work.fence.clone(), ..*work })
 }
 
 fn on_hold() -> Event {

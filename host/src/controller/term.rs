@@ -36,6 +36,8 @@ use crate::{
 
 /// How long an object may lack its mirror label before the host sets it: a run that comes at once sets it anyway.
 const MIRROR_AFTER: Duration = Duration::from_secs(1);
+/// The shortest time from the beginning of a run to that of one which a change of what it has read leads to.
+const READ_FLOOR: Duration = Duration::from_secs(1);
 
 /// One term. Dropped when leadership ends, with everything that waits in it.
 #[derive(Debug)]
@@ -46,6 +48,7 @@ pub struct Term {
     pub reads: Index,
     tracked: Mutex<HashMap<Key, Tracked>>,
     unmirrored: Mutex<VecDeque<(Instant, Key)>>,
+    late_reads: Mutex<VecDeque<(Instant, Key)>>,
     breakers: Mutex<HashMap<GroupKind, Breaker>>,
     failures: Mutex<HashMap<GroupKind, LastFailure>>,
     paused: Mutex<HashSet<Key>>,
@@ -64,11 +67,17 @@ struct Tracked {
     children_due: bool,
     /// Whether somebody touched them while it ran.
     drift_held: bool,
+    /// When its last run began.
+    began: Option<Instant>,
+    /// Whether it is among the late reads.
+    read_due: bool,
 }
 
 /// An outcome whose write is owed.
 #[derive(Debug)]
 pub struct Pending {
+    /// The version whose run it is of.
+    pub version: Version,
     /// The state that it was computed from.
     pub given: Arc<Object>,
     /// What to write.
@@ -126,6 +135,7 @@ impl Term {
             reads: Index::default(),
             tracked: Mutex::default(),
             unmirrored: Mutex::default(),
+            late_reads: Mutex::default(),
             breakers: Mutex::default(),
             failures: Mutex::default(),
             paused: Mutex::default(),
@@ -168,7 +178,9 @@ impl Term {
         let priority = priority(claim, object);
         let mut tracked = self.lock();
         if self.queue.wake(key, &object.uid, cause, priority) {
-            tracked.entry(key.clone()).or_insert_with(|| Tracked::new(Seen::of(object)));
+            let known = tracked.entry(key.clone()).or_insert_with(|| Tracked::new(Seen::of(object)));
+            // Another version may want other children.
+            known.children_due |= cause == Cause::Reload;
         }
     }
 
@@ -231,6 +243,7 @@ impl Term {
         let seen = Seen::of(object);
         let known = tracked.entry(key.clone()).or_insert_with(|| Tracked::new(seen.clone()));
         known.running = true;
+        known.began = Some(Instant::now());
         if known.seen != seen {
             known.renew(seen);
         }
@@ -288,11 +301,36 @@ impl Term {
         self.lock().get(key).is_some_and(|known| known.children_due)
     }
 
-    /// The object's children are as its last run wants them.
-    pub fn children_done(&self, key: &Key) {
+    /// The object's children are as its last run wants them, if what watches them is still what they were judged by.
+    pub fn children_done(&self, key: &Key, still: impl FnOnce() -> bool) {
         if let Some(known) = self.lock().get_mut(key) {
-            known.children_due = false;
+            known.children_due &= !still();
         }
+    }
+
+    /// Whether the object's last run began less than a moment ago.
+    pub fn ran_just_now(&self, key: &Key) -> bool {
+        self.lock().get(key).and_then(|known| known.began).is_some_and(|began| began.elapsed() < READ_FLOOR)
+    }
+
+    /// What the object has read has changed so soon after its last run began that it is looked at a moment later.
+    pub fn read_later(&self, key: &Key) {
+        if let Some(Tracked { began: Some(began), read_due, .. }) = self.lock().get_mut(key)
+            && !std::mem::replace(read_due, true)
+        {
+            self.late_reads.lock().expect("no panic while the lock is held").push_back((*began + READ_FLOOR, key.clone()));
+        }
+    }
+
+    /// The objects whose moment has come.
+    pub fn due_readers(&self) -> Vec<Key> {
+        let mut late = self.late_reads.lock().expect("no panic while the lock is held");
+        let now = Instant::now();
+        let due: Vec<Key> = std::iter::from_fn(|| late.pop_front_if(|(due, _)| *due <= now)).map(|(_, key)| key).collect();
+        drop(late);
+        let mut tracked = self.lock();
+        let mut is_due = |key: &Key| tracked.get_mut(key).is_some_and(|known| std::mem::take(&mut known.read_due));
+        due.into_iter().filter(|key| is_due(key)).collect()
     }
 
     /// Failures of this generation are in the status now.
@@ -356,7 +394,17 @@ impl Term {
 
 impl Tracked {
     fn new(seen: Seen) -> Self {
-        Self { seen, running: false, counted_for: None, pending: None, delays: 0, children_due: true, drift_held: false }
+        Self {
+            seen,
+            running: false,
+            counted_for: None,
+            pending: None,
+            delays: 0,
+            children_due: true,
+            drift_held: false,
+            began: None,
+            read_due: false,
+        }
     }
 
     /// Takes in another state and says what kind of difference it is.

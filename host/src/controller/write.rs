@@ -199,7 +199,7 @@ impl Controller {
 
     /// Writes what is owed to the object, if it is still as it was. `Err` is the object as it is now, to be run again.
     pub(super) async fn settle_debt(&self, work: &Work<'_>, object: &mut Arc<Object>, pending: Pending) -> Result<End, Arc<Object>> {
-        let Pending { given, settlement, uncertain } = pending;
+        let Pending { version, given, settlement, uncertain } = pending;
         if uncertain {
             match self.writer.read(&work.serving.claim.reconciles, object, &work.fence).await {
                 Ok(Some(current)) => *object = self.latest(work, Arc::new(current)),
@@ -209,12 +209,16 @@ impl Controller {
         }
         let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
         let as_it_is = State { object: object.clone(), merged: false };
+        // What a version that serves no more has not yet acknowledged is for the one that does to work out.
+        let versions = &work.watched.versions;
+        let serves = version == versions.stable.version || version == versions.newest().version;
+        let of_another = !serves && (patch.is_some() || settlement.children.is_some());
         match patch {
             // The answer was lost, but the write was not.
             Some(patch) if !same_work(&given, object) && is_state_after(&given, object, &patch) => {
                 Ok(self.written(work, as_it_is, settlement).await)
             }
-            _ if !same_work(&given, object) => Err(object.clone()),
+            _ if of_another || !same_work(&given, object) => Err(object.clone()),
             patch => {
                 let settlement = match self.write_children(work, object, settlement).await {
                     Ok(settlement) => settlement,
@@ -251,6 +255,9 @@ impl Controller {
                     store.forget(&object.key, &object.uid);
                     self.wake_readers(work.term, &work.key.kind, Some(&object), None);
                 }
+                if let Some(brood) = self.children.of(&work.key.kind) {
+                    brood.leave(&object.uid);
+                }
                 End::of(Then::Wait, Verdict::Outdated, None)
             }
             WriteError::Fenced => again(OWED_BASE, Verdict::Fenced),
@@ -260,7 +267,8 @@ impl Controller {
                 tracing::warn!(%error, ?after, owed = owed.is_some(), "not written now, later again");
                 if let Some(Owed { settlement, uncertain }) = owed {
                     let uncertain = uncertain || matches!(error, WriteError::Lost { .. });
-                    work.term.owe(work.key, Pending { given: object.clone(), settlement, uncertain });
+                    let version = work.serving.version.clone();
+                    work.term.owe(work.key, Pending { version, given: object.clone(), settlement, uncertain });
                 }
                 again(after, Verdict::WriteDelayed)
             }

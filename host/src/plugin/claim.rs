@@ -63,6 +63,12 @@ fn owns(owns: &[Kind], reconciles: &Kind) -> Result<(), String> {
         if !seen.insert(kind.group_kind()) {
             return Err(format!("`owns` names {} twice", kind.group_kind()));
         }
+        if kind.group_kind() == reconciles.group_kind() {
+            return Err(format!(
+                "`owns` names {}, which the plugin reconciles: each would bring forth the next, without an end",
+                kind.group_kind()
+            ));
+        }
         if reconciles.namespaced && !kind.namespaced {
             return Err(format!(
                 "`owns` names {}, which is cluster-scoped: it would stay when its owner, which is in a namespace, goes",

@@ -1,13 +1,23 @@
 //! Whether a claim covers a read: the kind, and how far it reaches.
 
 use super::{Query, ReadError, Target};
-use crate::claim::{Claim, Read};
+use crate::{
+    claim::{Claim, Read},
+    status::cut,
+};
+
+/// The longest name of an object, and of a namespace, in bytes:
+/// <https://kubernetes.io/docs/concepts/overview/working-with-objects/names/>.
+const NAME: usize = 253;
+const NAMESPACE: usize = 63;
 
 /// The read of the claim that covers an object, for a run in the namespace `home`.
 pub fn of_get<'c>(claim: &'c Claim, home: Option<&str>, target: &Target) -> Result<&'c Read, ReadError> {
     let Target { group, version, kind, key } = target;
     let read = claimed(claim, group, version, kind)?;
     let namespace = key.namespace.as_deref();
+    name("name", &key.name, NAME)?;
+    name("namespace", namespace.unwrap_or("-"), NAMESPACE)?;
     match (read.kind.namespaced, namespace) {
         (true, None) => Err(ReadError::Other(format!("a {} has a namespace: name it", read.kind))),
         (true, Some(_)) => reaches(read, home, namespace).map(|()| read),
@@ -19,17 +29,36 @@ pub fn of_get<'c>(claim: &'c Claim, home: Option<&str>, target: &Target) -> Resu
 pub fn of_list<'c>(claim: &'c Claim, home: Option<&str>, query: &Query) -> Result<&'c Read, ReadError> {
     let read = claimed(claim, &query.kind.group, &query.kind.version, &query.kind.kind)?;
     let namespace = query.namespace.as_deref();
+    name("namespace", namespace.unwrap_or("-"), NAMESPACE)?;
     let covered = if read.kind.namespaced { reaches(read, home, namespace) } else { in_no_namespace(read, namespace) };
     covered.map(|()| read)
+}
+
+/// A name that no object can have is read in vain, and what was read in vain is remembered and asked about: so it is refused first.
+fn name(what: &str, name: &str, longest: usize) -> Result<(), ReadError> {
+    let shown = || cut(name, 100);
+    match name.len() {
+        0 => Err(ReadError::Other(format!("a {what} is empty"))),
+        length if length > longest => {
+            Err(ReadError::Other(format!("the {what} {:?} has {length} bytes, and the longest is {longest}", shown())))
+        }
+        _ if name.contains('/') || name.contains('%') || name.chars().any(char::is_control) => {
+            Err(ReadError::Other(format!("the {what} {:?} is none that an object can have", shown())))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn claimed<'c>(claim: &'c Claim, group: &str, version: &str, kind: &str) -> Result<&'c Read, ReadError> {
     let of_kind = claim.reads.iter().find(|read| read.kind.group == group && read.kind.kind == kind);
     match of_kind {
         Some(read) if read.kind.version == version => Ok(read),
-        Some(read) => Err(ReadError::Forbidden(format!("the handler claims to read {}, and not its version {version:?}", read.kind))),
+        Some(read) => {
+            Err(ReadError::Forbidden(format!("the handler claims to read {}, and not its version {:?}", read.kind, cut(version, 100))))
+        }
         None => {
-            let place = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+            let (kind, group, version) = (cut(kind, 100), cut(group, 100), cut(version, 100));
+            let place = if group.is_empty() { version } else { format!("{group}/{version}") };
             Err(ReadError::Forbidden(format!(
                 "the handler does not claim to read {kind} ({place}): add it to the `reads` of its claim, in Rust by `read({kind})` in \
                  #[reconciler]"
@@ -108,6 +137,31 @@ mod tests {
         forbidden(get("v2", "ConfigMap", Some("home")), "not its version \"v2\"");
         forbidden(get("v1", "ConfigMap", Some("other")), "not in the namespace \"other\"");
         forbidden(list(kind("ConfigMap", "configmaps", true), None), "not in all namespaces");
+    }
+
+    #[test]
+    fn a_name_that_no_object_can_have_is_refused_before_anything_is_remembered_of_it() {
+        let target = |namespace: &str, name: &str| Target {
+            group: String::new(),
+            version: "v1".into(),
+            kind: "Pod".into(),
+            key: ObjectKey::new(Some(namespace), name),
+        };
+        let get = |namespace: &str, name: &str| of_get(&claim(), Some("home"), &target(namespace, name)).map(drop);
+        assert_eq!(get(&"n".repeat(63), &"x".repeat(253)), Ok(()));
+        for (namespace, name) in
+            [("home", ""), ("", "x"), ("home", &*"x".repeat(254)), (&*"n".repeat(64), "x"), ("home", "a/b"), ("a/b", "x"), ("home", "a\n")]
+        {
+            let refused = get(namespace, name);
+            assert!(matches!(&refused, Err(ReadError::Other(why)) if why.len() < 300), "{refused:?}");
+        }
+        assert!(matches!(list(kind("Pod", "pods", true), Some(&"n".repeat(1000))), Err(ReadError::Other(_))));
+        let long = get_of(&"K".repeat(10_000));
+        assert!(matches!(&long, Err(ReadError::Forbidden(why)) if why.len() < 600), "{long:?}");
+    }
+
+    fn get_of(kind: &str) -> Result<(), ReadError> {
+        get("v1", kind, Some("home"))
     }
 
     #[test]

@@ -170,7 +170,7 @@ async fn drift_wakes_an_object_and_while_it_runs_is_left_to_the_end() {
     let turn = bench.turn().await.expect("new");
     bench.term.begin(&bench.key, &first);
     bench.term.drifted(&bench.key, &claim(), &first);
-    bench.term.children_done(&bench.key);
+    bench.term.children_done(&bench.key, || true);
     bench.finish(turn, &first, &first);
     assert!(bench.turn().await.is_none());
     assert!(bench.term.take_held_drift(&bench.key) && !bench.term.take_held_drift(&bench.key));
@@ -178,6 +178,41 @@ async fn drift_wakes_an_object_and_while_it_runs_is_left_to_the_end() {
     bench.term.drifted(&bench.key, &claim(), &first);
     assert!(bench.term.children_due(&bench.key));
     assert_eq!(bench.turn().await.expect("drifted").cause, Cause::Change);
+}
+
+#[tokio::test(start_paused = true)]
+async fn children_are_looked_at_again_for_another_version_and_where_other_informers_watch_them() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    bench.term.children_done(&bench.key, || false);
+    assert!(bench.term.children_due(&bench.key), "what watches them is not what they were judged by");
+    bench.term.children_done(&bench.key, || true);
+    bench.finish(turn, &first, &first);
+    bench.term.wake(&bench.key, &claim(), &first, Cause::Read);
+    assert!(!bench.term.children_due(&bench.key));
+    bench.term.wake(&bench.key, &claim(), &first, Cause::Reload);
+    assert!(bench.term.children_due(&bench.key));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_what_was_read_a_moment_ago_waits_until_a_second_after_the_run_began() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    bench.finish(turn, &first, &first);
+    for _ in 0..3 {
+        assert!(bench.term.ran_just_now(&bench.key));
+        bench.term.read_later(&bench.key);
+    }
+    tokio::time::advance(Duration::from_millis(990)).await;
+    assert_eq!(bench.term.due_readers(), []);
+    tokio::time::advance(Duration::from_millis(10)).await;
+    assert_eq!(bench.term.due_readers(), std::slice::from_ref(&bench.key), "once, however often it changed");
+    assert!(!bench.term.ran_just_now(&bench.key));
+    bench.term.gone(&bench.key);
+    bench.term.read_later(&bench.key);
+    assert_eq!(bench.term.due_readers(), []);
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub fn reconcile(request: &Request) -> Outcome {
         "roundtrip" => raw(spec_text(&request.object)),
         "labels" => labels(spec),
         "badlabel" => Outcome { labels: vec![("elsewhere.io/phase".into(), Some("x".into()))], ..done(json!({ "phase": "Done" })) },
-        "children" => children(spec),
+        "children" => children(spec, &settings),
         "events" => Outcome { events: (0..number("events", 12)).map(event).collect(), ..just(Next::AwaitChange) },
         "giveup" => just(Next::GiveUp(spec["cause"].as_str().unwrap_or("it cannot heal").into())),
         "retry" => just(Next::Retry(spec["cause"].as_str().unwrap_or("not yet").into())),
@@ -157,9 +157,12 @@ fn labels(spec: &Value) -> Outcome {
     Outcome { labels, ..just(Next::AwaitChange) }
 }
 
-/// The objects in `spec.children`; without it the children are left as they are. The phase is `spec.phase`.
-fn children(spec: &Value) -> Outcome {
-    let children = spec["children"].as_array().map(|children| children.iter().map(Value::to_string).collect());
+/// The objects in `spec.children`, or else in the settings; without either the children are left as they are. The phase is `spec.phase`.
+fn children(spec: &Value, settings: &Value) -> Outcome {
+    let children = spec["children"]
+        .as_array()
+        .or_else(|| settings["children"].as_array())
+        .map(|children| children.iter().map(Value::to_string).collect());
     let phase = spec["phase"].as_str().unwrap_or("Done");
     Outcome { children, ..done(json!({ "phase": phase })) }
 }

@@ -6,7 +6,7 @@ PLUGINS := email-request report-job
 CARGO_DENY_VERSION := 0.20.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration demo clippy format deny
+.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration soak demo clippy format deny
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,11 @@ fuzz: build ## Try made-up packages, claims and outcomes for FUZZ_SECONDS
 integration: guests control-plane
 	cargo test --workspace --locked --test controlplane
 	cargo test --workspace --locked --test integration -- --test-threads=4
+
+SOAK_SECONDS ?= 1200
+
+soak: guests control-plane ## Churn objects, plugins, leaders and back ends for SOAK_SECONDS; nothing may be lost or grow
+	BERTH_SOAK_SECONDS=$(SOAK_SECONDS) cargo test --workspace --locked --test integration -- --nocapture soak
 
 demo: guests build ## Show the main job on a local cluster; KEEP=1 leaves it up
 	@target/debug/demo $(if $(KEEP),--keep)

@@ -35,3 +35,5 @@ mod report_job;
 mod rollout;
 /// `docs/security.md` names a test for each promise, and each test is there.
 mod security;
+/// Churn of everything at once, after which nothing has grown; long by `make soak`.
+mod soak;

@@ -17,6 +17,8 @@ mod faults;
 mod finalizer;
 /// Plugins come, change, are refused and go, without a restart; one plugin does not disturb another.
 mod host;
+/// The laws are held to at the end of each test that has a host.
+mod laws;
 /// The host's source code keeps its layers.
 mod layers;
 /// Guests and files that misbehave in every known way, side by side with healthy ones.

@@ -1,6 +1,13 @@
 //! A host under test: `berth run` as a process, behind a fault proxy of its own.
 
-use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+use std::{
+    net::SocketAddr,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::PathBuf,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use anyhow::Context;
 use rustix::process::Signal;
@@ -9,9 +16,11 @@ use crate::{
     client::{Answer, Client},
     cluster::Cluster,
     eventually::eventually,
+    exposition::Exposition,
+    laws::Ground,
     process::{Process, free_address},
     proxy::{Credential, Proxy},
-    workspace,
+    stage, workspace,
 };
 
 /// How long a host may take to get ready; it takes about a second where nothing else runs.
@@ -36,7 +45,7 @@ pub struct Flags {
     pub more: Vec<String>,
 }
 
-/// A running host. Dropping it kills it; on failure its log and its requests are shown.
+/// A running host. Dropping it holds the case to the [laws](crate::laws), and kills it; on failure its log and its requests are shown.
 #[derive(Debug)]
 pub struct Host {
     /// Between the host and the API server.
@@ -48,6 +57,9 @@ pub struct Host {
     arguments: Vec<String>,
     log: PathBuf,
     client: Client,
+    ground: Ground,
+    /// Whether the test has sent it a signal by which it ends.
+    told_to_end: AtomicBool,
 }
 
 impl Host {
@@ -60,8 +72,13 @@ impl Host {
 
     /// Starts a host that may never get ready.
     pub async fn launch(cluster: &Cluster, name: &str, flags: &Flags) -> anyhow::Result<Self> {
-        let Flags { more_namespaces, resolve, identity, token_file, more } = flags;
         let proxy = Proxy::start(&cluster.plane().control().config()).await?;
+        Self::launch_behind(proxy, cluster, name, flags)
+    }
+
+    /// The same behind a proxy that has rules already.
+    pub fn launch_behind(proxy: Proxy, cluster: &Cluster, name: &str, flags: &Flags) -> anyhow::Result<Self> {
+        let Flags { more_namespaces, resolve, identity, token_file, more } = flags;
         let directory = cluster.directory().join(name);
         std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
         let credential = token_file.as_ref().map_or_else(|| Credential::Token(cluster.token()), |file| Credential::File(file));
@@ -88,11 +105,14 @@ impl Host {
         arguments.extend(more.iter().cloned());
         let (program, log) = (workspace::berth()?, directory.join("log"));
         let process = Process::start(name, command(&program, &arguments), &log)?;
-        Ok(Self { proxy, name: name.to_owned(), process, admin, program, arguments, log, client: Client::new() })
+        let (client, ground, told_to_end) = (Client::new(), ground(cluster, flags), AtomicBool::new(false));
+        Ok(Self { proxy, name: name.to_owned(), process, admin, program, arguments, log, client, ground, told_to_end })
     }
 
     /// Starts it again after it has ended, and waits until it is ready. Its log goes on in the same file.
     pub async fn restart(&mut self) {
+        self.has_not_ended_by_itself();
+        self.told_to_end.store(false, Ordering::Relaxed);
         self.process = Process::start(&self.name, command(&self.program, &self.arguments), &self.log).expect("it started before");
         self.until_ready().await;
     }
@@ -130,12 +150,11 @@ impl Host {
 
     /// The value of a metric whose labels contain these.
     pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let text = self.get("/metrics").await.ok()?.text();
-        let is_it = |line: &&str| {
-            let (series, _) = line.split_once(' ').unwrap_or((line, ""));
-            series.split('{').next() == Some(name) && labels.iter().all(|(key, value)| series.contains(&format!("{key}=\"{value}\"")))
-        };
-        text.lines().find(is_it)?.rsplit_once(' ')?.1.parse().ok()
+        self.metrics().await.ok()?.value(name, labels)
+    }
+
+    async fn metrics(&self) -> anyhow::Result<Exposition> {
+        Ok(Exposition(self.get("/metrics").await?.text()))
     }
 
     /// Waits until so many objects of a kind (`ReportJob.batch.acme.io`) are in this state (`ready`, `delayed`, `running`) in the queue.
@@ -164,11 +183,14 @@ impl Host {
 
     /// SIGKILL.
     pub fn kill(&mut self) {
+        self.has_not_ended_by_itself();
+        self.told_to_end.store(true, Ordering::Relaxed);
         self.process.kill();
     }
 
     /// SIGTERM, without waiting.
     pub fn ask_to_end(&self) {
+        self.told_to_end.store(true, Ordering::Relaxed);
         self.process.signal(Signal::TERM).expect("it runs");
     }
 
@@ -182,11 +204,39 @@ impl Host {
         self.ask_to_end();
         self.end().await
     }
+
+    /// Waits until the laws hold.
+    ///
+    /// # Panics
+    /// When they do not: with the laws that are broken, and by what.
+    pub async fn until_lawful(&mut self) {
+        let ground = self.ground.clone();
+        let this = &mut *self;
+        ground
+            .hold(async move || {
+                this.has_not_ended_by_itself();
+                if this.runs() { this.metrics().await.map(Some) } else { Ok(None) }
+            })
+            .await;
+    }
+
+    fn has_not_ended_by_itself(&mut self) {
+        if let Some(status) = self.process.ended() {
+            assert!(self.told_to_end.load(Ordering::Relaxed), "L8: the host {} has ended by itself: {status}", self.name);
+        }
+    }
+
+    /// The same from where nothing can be awaited.
+    fn judge(&mut self) -> std::thread::Result<()> {
+        let runtime = tokio::runtime::Handle::current();
+        catch_unwind(AssertUnwindSafe(|| tokio::task::block_in_place(|| runtime.block_on(self.until_lawful()))))
+    }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        if std::thread::panicking() {
+        let judgement = if std::thread::panicking() { Ok(()) } else { self.judge() };
+        if judgement.is_err() || std::thread::panicking() {
             eprintln!("{}", self.process.log_tail());
             let entries = self.proxy.entries();
             eprintln!("--- the last requests of {}", self.name);
@@ -195,6 +245,21 @@ impl Drop for Host {
             }
             eprintln!("---");
         }
+        if let Err(broken) = judgement {
+            resume_unwind(broken);
+        }
+    }
+}
+
+/// Where the laws of a case with such a host are looked at.
+fn ground(cluster: &Cluster, flags: &Flags) -> Ground {
+    let leads_to = |name: &str| flags.resolve.iter().find(|(from, _)| from == name).map(|(_, address)| *address);
+    Ground {
+        client: cluster.client().clone(),
+        system: cluster.system().to_owned(),
+        namespaces: std::iter::once(cluster.namespace().to_owned()).chain(flags.more_namespaces.iter().cloned()).collect(),
+        gateway: leads_to(stage::MAIL),
+        exporter: leads_to(stage::REPORTS),
     }
 }
 

@@ -13,6 +13,10 @@ use crate::{
     workspace,
 };
 
+/// Where the plugin for EmailRequests sends.
+pub const MAIL: &str = "mail.demo:80";
+/// Where the plugin for ReportJobs sends.
+pub const REPORTS: &str = "reports.demo:80";
 /// Long enough for anything that happens at once, on a machine that is busy.
 pub const SOON: Duration = Duration::from_secs(30);
 
@@ -41,7 +45,7 @@ impl Stage {
 
     /// Flags with which a host finds the back ends.
     pub fn flags(&self) -> Flags {
-        let resolve = vec![("mail.demo:80".to_owned(), self.gateway.addr()), ("reports.demo:80".to_owned(), self.exporter.addr())];
+        let resolve = vec![(MAIL.to_owned(), self.gateway.addr()), (REPORTS.to_owned(), self.exporter.addr())];
         Flags { resolve, ..Flags::default() }
     }
 

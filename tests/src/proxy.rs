@@ -1,4 +1,5 @@
-//! The fault proxy: stands between a client and the real kube-apiserver, shows every request, and does to it what a rule says.
+//! The fault proxy: stands between a client and the real kube-apiserver, or a back end, shows every request, and does to it what a rule
+//! says.
 //!
 //! # Expected flow
 //! [`Proxy::start`] before the cluster that is under test gets its kubeconfig from [`Proxy::kubeconfig`]. A test adds a [`Rule`] and
@@ -38,14 +39,14 @@ use hyper_util::{
 use kube::client::ConfigExt;
 
 pub use record::{Entry, Outcome, Seen, Verb};
-use rule::Rules;
+use rule::{Active, Rules};
 pub use rule::{Answer, Effect, Handle, Rule};
 use watches::Open;
 pub use watches::Watches;
 
 use crate::{
     behaviour::problem,
-    server::{Server, hang_up},
+    server::{HangUp, Server, hang_up},
 };
 
 /// More than the API server takes.
@@ -70,6 +71,8 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Inner {
     upstream: Uri,
+    /// Whether the header `Host` is passed on as it came.
+    keeps_host: bool,
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     rules: Rules,
     entries: Mutex<Vec<Entry>>,
@@ -79,11 +82,22 @@ struct Inner {
 impl Proxy {
     /// A proxy on a free port of 127.0.0.1 for the API server of `upstream`, of which it takes the URL and the CA, not the identity.
     pub async fn start(upstream: &kube::Config) -> anyhow::Result<Self> {
+        Self::before(upstream, false).await
+    }
+
+    /// A proxy for a back end that speaks plain HTTP, which sees by the header `Host` how it was called.
+    pub async fn of_back_end(address: SocketAddr) -> anyhow::Result<Self> {
+        let url = format!("http://{address}").parse().context("an address makes a URL")?;
+        Self::before(&kube::Config::new(url), true).await
+    }
+
+    async fn before(upstream: &kube::Config, keeps_host: bool) -> anyhow::Result<Self> {
         let mut anonymous = upstream.clone();
         anonymous.auth_info = kube::config::AuthInfo::default();
-        let connector = anonymous.rustls_https_connector().context("preparing TLS to the API server")?;
+        let connector = anonymous.rustls_https_connector().context("preparing TLS to the server")?;
         let inner = Arc::new(Inner {
             upstream: upstream.cluster_url.clone(),
+            keeps_host,
             client: Client::builder(TokioExecutor::new()).build(connector),
             rules: Rules::default(),
             entries: Mutex::default(),
@@ -185,7 +199,8 @@ impl Inner {
         let mut request = Request::new(Full::new(seen.body.clone()));
         *request.method_mut() = seen.method.clone();
         *request.headers_mut() = end_to_end(&seen.headers);
-        if let Some(host) = uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()) {
+        let own = seen.headers.get(header::HOST).filter(|_| self.keeps_host).cloned();
+        if let Some(host) = own.or_else(|| HeaderValue::from_str(uri.authority()?.as_str()).ok()) {
             request.headers_mut().insert(header::HOST, host);
         }
         *request.uri_mut() = uri;
@@ -197,8 +212,8 @@ impl Inner {
                 Response::from_parts(parts, Body::new(body))
             }
             Err(error) => {
-                tracing::warn!(path = seen.path, %error, "no answer from the API server");
-                problem(StatusCode::BAD_GATEWAY, "No answer from the API server", &error.to_string())
+                tracing::warn!(path = seen.path, %error, "no answer from the server");
+                problem(StatusCode::BAD_GATEWAY, "No answer from the server", &error.to_string())
             }
         }
     }
@@ -207,6 +222,43 @@ impl Inner {
     async fn commit(self: &Arc<Self>, seen: &Arc<Seen>) -> Response {
         let (inner, seen) = (self.clone(), seen.clone());
         tokio::spawn(async move { inner.forward(&seen).await }).await.unwrap_or_else(|_| hang_up())
+    }
+
+    /// Does what the rule says.
+    async fn act(self: &Arc<Self>, rule: &Active, seen: &Arc<Seen>, number: usize) -> Response {
+        match rule.effect() {
+            Effect::Delay(time) => {
+                tokio::time::sleep(*time).await;
+                self.forward(seen).await
+            }
+            Effect::Hold => {
+                rule.released().await;
+                self.forward(seen).await
+            }
+            Effect::HoldAnswer => {
+                let response = self.commit(seen).await;
+                self.end(number, Outcome::Held(response.status().as_u16()));
+                rule.committed();
+                rule.released().await;
+                response
+            }
+            effect @ (Effect::CommitThenClose | Effect::CommitThenAnswer(_)) => {
+                let response = self.commit(seen).await;
+                self.end(number, Outcome::Dropped(response.status().as_u16()));
+                rule.committed();
+                if let Effect::CommitThenAnswer(answer) = effect { answer.response() } else { hang_up() }
+            }
+            Effect::Close => {
+                self.end(number, Outcome::Closed);
+                hang_up()
+            }
+            Effect::BlackHole => {
+                self.end(number, Outcome::Unanswered);
+                std::future::pending().await
+            }
+            Effect::Answer(answer) => answer.response(),
+            Effect::SilentStream => Response::new(Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>())),
+        }
     }
 
     fn end(&self, number: usize, outcome: Outcome) {
@@ -223,39 +275,13 @@ async fn pass(State(inner): State<Arc<Inner>>, request: Request) -> Response {
         entries.push(Entry { seen: seen.clone(), outcome: Outcome::Pending });
         entries.len() - 1
     };
-    let rule = inner.rules.pick(&seen);
-    let response = match rule.as_ref().map(|rule| rule.effect()) {
+    let response = match inner.rules.pick(&seen) {
         None => inner.forward(&seen).await,
-        Some(Effect::Delay(time)) => {
-            tokio::time::sleep(*time).await;
-            inner.forward(&seen).await
-        }
-        Some(Effect::Hold) => {
-            rule.as_ref().expect("it has this effect").released().await;
-            inner.forward(&seen).await
-        }
-        Some(Effect::HoldAnswer) => {
-            let response = inner.commit(&seen).await;
-            inner.end(number, Outcome::Held(response.status().as_u16()));
-            rule.as_ref().expect("it has this effect").released().await;
-            response
-        }
-        Some(Effect::CommitThenClose) => {
-            let response = inner.commit(&seen).await;
-            inner.end(number, Outcome::Dropped(response.status().as_u16()));
-            return hang_up();
-        }
-        Some(Effect::Close) => {
-            inner.end(number, Outcome::Closed);
-            return hang_up();
-        }
-        Some(Effect::BlackHole) => {
-            inner.end(number, Outcome::Unanswered);
-            std::future::pending().await
-        }
-        Some(Effect::Answer(answer)) => answer.response(),
-        Some(Effect::SilentStream) => Response::new(Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>())),
+        Some(rule) => inner.act(&rule, &seen, number).await,
     };
+    if response.extensions().get::<HangUp>().is_some() {
+        return response;
+    }
     inner.end(number, Outcome::Answered(response.status().as_u16()));
     if seen.verb == Verb::Watch && response.status().is_success() { inner.open.follow(&seen, response) } else { response }
 }

@@ -45,7 +45,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub(super) fn new(parts: Parts, body: Bytes) -> Self {
+    pub(crate) fn new(parts: Parts, body: Bytes) -> Self {
         let (path, query) = (parts.uri.path().to_owned(), parts.uri.query().unwrap_or_default().to_owned());
         Self {
             at: Instant::now(),

@@ -29,6 +29,8 @@ pub enum Effect {
     HoldAnswer,
     /// Sent on; the connection is closed instead of an answer.
     CommitThenClose,
+    /// Sent on; answered so, whatever the server answered.
+    CommitThenAnswer(Answer),
     /// Not sent on; the connection is closed.
     Close,
     /// Not sent on, and never answered.
@@ -123,7 +125,7 @@ impl Rule {
         Self { path: part.to_owned(), ..self }
     }
 
-    /// Only where this holds.
+    /// Only where this holds. It is asked once for each request that no newer rule acts on, in the order in which they come.
     #[must_use]
     pub fn when(self, condition: impl Fn(&Seen) -> bool + Send + Sync + 'static) -> Self {
         Self { condition: Some(Arc::new(condition)), ..self }
@@ -159,12 +161,14 @@ pub(super) struct Rules {
 pub(super) struct Active {
     rule: Rule,
     hits: watch::Sender<usize>,
+    committed: watch::Sender<usize>,
     released: CancellationToken,
 }
 
 impl Rules {
     pub(super) fn add(&self, rule: Rule) -> Handle {
-        let active = Arc::new(Active { rule, hits: watch::Sender::new(0), released: CancellationToken::new() });
+        let active =
+            Arc::new(Active { rule, hits: watch::Sender::new(0), committed: watch::Sender::new(0), released: CancellationToken::new() });
         let mut rules = self.active.lock().expect("no holder panics");
         rules.push(active.clone());
         Handle { active, rules: Arc::downgrade(&self.active) }
@@ -182,6 +186,11 @@ impl Rules {
 impl Active {
     pub(super) fn effect(&self) -> &Effect {
         &self.rule.effect
+    }
+
+    /// One more request has been answered by the server, and its answer kept back.
+    pub(super) fn committed(&self) {
+        self.committed.send_modify(|committed| *committed += 1);
     }
 
     pub(super) async fn released(&self) {
@@ -209,23 +218,43 @@ impl Handle {
     /// After a minute.
     #[track_caller]
     pub fn reached(&self, count: usize) -> impl Future<Output = ()> + use<> {
-        let caller = std::panic::Location::caller();
-        let (mut hits, active) = (self.active.hits.subscribe(), self.active.clone());
+        counted(&self.active, &self.active.hits, count)
+    }
+
+    /// Waits until the server has answered `count` of them, whose answers are held or lost.
+    ///
+    /// # Panics
+    /// After a minute.
+    #[track_caller]
+    pub fn committed(&self, count: usize) -> impl Future<Output = ()> + use<> {
+        counted(&self.active, &self.active.committed, count)
+    }
+
+    /// Waits until it has acted on a request, however long that takes.
+    pub fn hit(&self) -> impl Future<Output = ()> + use<> {
+        let mut hits = self.active.hits.subscribe();
+        // The sender is the rule's, and a rule that has gone acts on nothing.
         async move {
-            let reached = hits.wait_for(|hits| *hits >= count);
-            let in_time = tokio::time::timeout(Duration::from_secs(60), reached).await.is_ok();
-            assert!(
-                in_time,
-                "{:?} acted on {} of {count} requests within a minute, as asked at {caller}",
-                active.rule,
-                *active.hits.borrow()
-            );
+            if hits.wait_for(|hits| *hits > 0).await.is_err() {
+                std::future::pending().await
+            }
         }
     }
 
     /// Ends the rule and lets go of what it holds.
     pub fn release(self) {
         drop(self);
+    }
+}
+
+#[track_caller]
+fn counted(active: &Arc<Active>, of: &watch::Sender<usize>, count: usize) -> impl Future<Output = ()> + use<> {
+    let caller = std::panic::Location::caller();
+    let (mut counter, active) = (of.subscribe(), active.clone());
+    async move {
+        let reached = counter.wait_for(|counted| *counted >= count);
+        let in_time = tokio::time::timeout(Duration::from_secs(60), reached).await.is_ok();
+        assert!(in_time, "{:?} acted on {} of {count} requests within a minute, as asked at {caller}", active.rule, *active.hits.borrow());
     }
 }
 

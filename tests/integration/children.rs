@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use berth_tests::{
+    account::{EVERYTHING, MAKER, account, grant_children, impersonation, labelled, rights},
     cluster::Cluster,
     eventually::{always, eventually},
     host::{Flags, Host},
@@ -16,9 +17,7 @@ use serde_json::{Value, json};
 /// The garbage collector looks for new kinds every 30 s, and a control plane that has just started has not seen ours yet.
 const COLLECTED: Duration = Duration::from_secs(120);
 const KIND: &str = "Probe.probe.acme.io";
-const ACCOUNT: &str = "maker";
 const CONFIG: &str = "serviceAccountName: maker\nbackoff: {base: 100ms, max: 1s}\n";
-const ALL: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
 
 /// Phases as a Deployment would have: an object is settled when it is `Done`, and its children live on.
 fn claim() -> Value {
@@ -29,42 +28,9 @@ fn claim() -> Value {
     })
 }
 
-fn account(cluster: &Cluster, labels: Value) -> Value {
-    json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": cluster.system(), "labels": labels}})
-}
-
-fn labelled(cluster: &Cluster) -> Value {
-    let mut account = account(cluster, json!({"berth.acme.io/impersonate": "true"}));
-    account["metadata"]["annotations"] = json!({"berth.acme.io/plugins": "another, probe"});
-    account
-}
-
-/// A role in a namespace, and its binding to a ServiceAccount of the host's namespace.
-fn role(cluster: &Cluster, name: &str, namespace: &str, subject: &str, rule: Value) -> [Value; 2] {
-    [
-        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": name, "namespace": namespace},
-            "rules": [rule]}),
-        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": name, "namespace": namespace},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": subject, "namespace": cluster.system()}]}),
-    ]
-}
-
-/// The host may act as the account, and as no other.
-fn impersonation(cluster: &Cluster) -> [Value; 2] {
-    let rule = json!({"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [ACCOUNT], "verbs": ["impersonate"]});
-    role(cluster, "impersonate-maker", cluster.system(), "berth", rule)
-}
-
-/// What the account itself may do.
-fn rights(cluster: &Cluster, verbs: &[&str]) -> [Value; 2] {
-    let rule = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs});
-    role(cluster, "maker", cluster.namespace(), ACCOUNT, rule)
-}
-
 /// A host with a probe that owns ConfigMaps, and every grant that this takes.
 async fn making(cluster: &Cluster) -> Host {
-    cluster.install([labelled(cluster)].into_iter().chain(impersonation(cluster)).chain(rights(cluster, &ALL))).await;
+    grant_children(cluster).await;
     serving(cluster).await
 }
 
@@ -131,7 +97,7 @@ async fn a_child_is_applied_as_the_plugins_account_with_its_owner_and_then_all_i
     assert_eq!((references[0].uid.as_str(), references[0].controller), (owner.metadata.uid.as_deref().expect("a uid"), Some(true)));
     let managers = made.metadata.managed_fields.expect("managed fields");
     assert_eq!(managers.iter().map(|entry| entry.manager.as_deref()).collect::<Vec<_>>(), [Some("berth:Probe.probe.acme.io")]);
-    let user = format!("system:serviceaccount:{}:{ACCOUNT}", cluster.system());
+    let user = format!("system:serviceaccount:{}:{MAKER}", cluster.system());
     let of_children: Vec<_> =
         host.proxy.entries().into_iter().filter(|entry| entry.seen.path.contains(&format!("{}/configmaps", cluster.namespace()))).collect();
     assert!(!of_children.is_empty());
@@ -260,13 +226,13 @@ async fn a_missing_rule_is_a_sentence_while_the_neighbour_goes_on_and_heals_when
     let host = stage.email_host().await;
     cluster.until_serving("probe", &version).await;
     cluster.create(Resource::PROBE, "p", wants([child("c", json!({}))])).await;
-    let account = format!("{}/{ACCOUNT}", cluster.system());
+    let account = format!("{}/{MAKER}", cluster.system());
     until_told(cluster, "p", "AccountForbidden", &["create configmaps", cluster.namespace(), &account]).await;
     until_hindered(&host).await;
     stage.mail("e1", "a@example.com").await;
     stage.until_mail("e1", "Sent").await;
     assert!(cluster.get(Resource::PROBE, "p").await["status"]["retries"].as_u64().unwrap_or(0) == 0);
-    cluster.install(rights(cluster, &ALL)).await;
+    cluster.install(rights(cluster, &EVERYTHING)).await;
     cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
 }
 
@@ -313,7 +279,7 @@ async fn what_another_version_wants_comes_about_for_what_was_hindered_and_for_wh
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn naming_an_account_gives_nothing_without_its_label_and_the_right_to_act_as_it() {
     let cluster = Cluster::shared().await;
-    cluster.install([account(&cluster, json!({}))].into_iter().chain(rights(&cluster, &ALL))).await;
+    cluster.install([account(&cluster, json!({}))].into_iter().chain(rights(&cluster, &EVERYTHING))).await;
     let host = serving(&cluster).await;
     cluster.create(Resource::PROBE, "p", wants([child("c", json!({}))])).await;
     cluster.create(Resource::PROBE, "childless", json!({"do": "children"})).await;
@@ -331,7 +297,7 @@ async fn naming_an_account_gives_nothing_without_its_label_and_the_right_to_act_
     // A label that is taken away counts at once.
     let accounts = kube::Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(cluster.client().clone(), cluster.system());
     let unlabel = json!({"metadata": {"labels": {"berth.acme.io/impersonate": "false"}}});
-    accounts.patch(ACCOUNT, &PatchParams::default(), &Patch::Merge(unlabel)).await.expect("patched");
+    accounts.patch(MAKER, &PatchParams::default(), &Patch::Merge(unlabel)).await.expect("patched");
     let noticed = "an account of a plugin may no longer be used";
     eventually(SOON, async || if host.log().contains(noticed) { Ok(()) } else { Err("not noticed yet") }).await;
     cluster.patch(Resource::PROBE, "p", json!({"spec": wants([child("d", json!({}))])})).await;

@@ -1,5 +1,6 @@
 //! What the tests and the demo of Berth stand on: the demo back ends, a fault proxy for the API server, and the harness.
 
+pub mod account;
 pub mod behaviour;
 pub mod client;
 pub mod cluster;

@@ -6,7 +6,7 @@ PLUGINS := email-request report-job
 CARGO_DENY_VERSION := 0.20.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration soak demo clippy format deny
+.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration test-faults soak demo clippy format deny
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,10 @@ fuzz: build ## Try made-up packages, claims and outcomes for FUZZ_SECONDS
 integration: guests control-plane
 	cargo test --workspace --locked --test controlplane
 	cargo test --workspace --locked --test integration -- --test-threads=4
+
+# All scenarios at once; they share the four runs that there are at a time.
+test-faults: guests control-plane ## Try every fault at every effect of a host, and say how many were tried
+	BERTH_FAULTS=all cargo test --workspace --locked --test integration -- --test-threads=8 --nocapture explore::
 
 SOAK_SECONDS ?= 1200
 

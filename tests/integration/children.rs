@@ -247,7 +247,7 @@ async fn an_account_that_may_not_watch_children_is_told_and_its_objects_wait() {
     until_hindered(&host).await;
     let troubled = |plugin: &Value| plugin["status"]["reason"].as_str().is_some_and(|reason| reason.contains("watching its configmaps"));
     cluster.until_in(cluster.system(), Resource::PLUGIN, "probe", Duration::from_secs(90), troubled).await;
-    cluster.install(rights(&cluster, &ALL)).await;
+    cluster.install(rights(&cluster, &EVERYTHING)).await;
     cluster.until_phase(Resource::PROBE, "p", "Done", Duration::from_secs(60)).await;
 }
 

@@ -11,6 +11,8 @@ mod credentials;
 mod deploy;
 /// EmailRequest, end to end: sent once, whatever happens in between.
 mod email_request;
+/// A host that is killed, ended, cut off or lied to at any of its effects comes to the same end.
+mod explore;
 /// Faults of the API server and of the way to it, by the fault proxy.
 mod faults;
 /// Finalizers: an object that a plugin has to undo something for is gone only when that is done.
@@ -35,7 +37,7 @@ mod replicas;
 mod report_job;
 /// Versions that undo themselves: trial, rollback, staged rollout; circuit breaker, redrive and pause.
 mod rollout;
-/// `docs/security.md` names a test for each promise, and each test is there.
+/// `docs/security.md` and `docs/reliability.md` name a test for each promise, and each test is there.
 mod security;
 /// Churn of everything at once, after which nothing has grown; long by `make soak`.
 mod soak;

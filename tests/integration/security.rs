@@ -1,4 +1,4 @@
-//! The threat model of `docs/security.md` names a test for each of its promises; here is that each of them is there.
+//! The threat model of `docs/security.md` and `docs/reliability.md` name a test for each promise; here is that each of them is there.
 
 use std::{fs, path::Path};
 
@@ -32,17 +32,27 @@ fn sources(directory: &Path, text: &mut String) {
     }
 }
 
-#[test]
-fn every_promise_of_the_threat_model_names_tests_that_exist() {
-    let page = fs::read_to_string(workspace::root().join("docs/security.md")).expect("the page is there");
+/// Every promise of a page, which has at least so many, has a proof.
+fn is_proven(page: &str, least: usize) {
+    let page = fs::read_to_string(workspace::root().join(page)).expect("the page is there");
     let mut code = String::new();
     ROOTS.iter().for_each(|root| sources(&workspace::root().join(root), &mut code));
     let promises = promises(&page);
-    assert!(promises.len() > 20, "{} rows were found", promises.len());
+    assert!(promises.len() >= least, "{} rows were found", promises.len());
     for (row, tests) in promises {
         assert!(!tests.is_empty(), "a promise without a proof: {row}");
         for test in tests {
             assert!(code.contains(&format!("fn {test}(")), "there is no test {test:?}, which is to prove: {row}");
         }
     }
+}
+
+#[test]
+fn every_promise_of_the_threat_model_names_tests_that_exist() {
+    is_proven("docs/security.md", 21);
+}
+
+#[test]
+fn every_promise_about_reliability_names_tests_that_exist() {
+    is_proven("docs/reliability.md", 6);
 }

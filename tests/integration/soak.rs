@@ -50,13 +50,14 @@ struct Done {
     leaders: usize,
 }
 
+/// The hosts go first, and are held to the laws then.
 struct Soak {
-    stage: Stage,
-    random: StdRng,
     /// Killed and started again.
     first: Host,
     /// Never ends, so that what it has grown by can be seen.
     second: Host,
+    stage: Stage,
+    random: StdRng,
     done: Done,
 }
 

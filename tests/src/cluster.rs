@@ -113,19 +113,24 @@ pub struct Cluster {
 impl Cluster {
     /// On the control plane that the tests share.
     pub async fn shared() -> Self {
+        Self::shared_as(&test_name()).await
+    }
+
+    /// The same under a name of its own, for a test that has several.
+    pub async fn shared_as(name: &str) -> Self {
         let plane = tokio::task::spawn_blocking(shared).await.expect("the control plane of the tests starts");
-        Self::on(plane).await.expect("a test gets its namespaces")
+        Self::on(plane, name).await.expect("a test gets its namespaces")
     }
 
     /// On a control plane of its own.
     pub async fn alone() -> Self {
         let plane = Plane::start().await.expect("a control plane starts");
-        Self::on(Arc::new(plane)).await.expect("a test gets its namespaces")
+        Self::on(Arc::new(plane), &test_name()).await.expect("a test gets its namespaces")
     }
 
-    async fn on(plane: Arc<Plane>) -> anyhow::Result<Self> {
+    async fn on(plane: Arc<Plane>, name: &str) -> anyhow::Result<Self> {
         let client = Client::try_from(plane.control.config())?;
-        let namespace = format!("{}-{:04x}", test_name(), rand::random::<u16>());
+        let namespace = format!("{name}-{:04x}", rand::random::<u16>());
         let system = format!("{namespace}-sys");
         let role = Resource::ROLE.api(&client, Some(SHIPPED_NAMESPACE)).get(ACCOUNT).await.context("reading the shipped role")?;
         let mut objects = vec![

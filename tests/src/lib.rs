@@ -6,6 +6,7 @@ pub mod client;
 pub mod cluster;
 pub mod component;
 pub mod eventually;
+pub mod explore;
 pub mod exporter;
 pub mod exposition;
 pub mod gateway;

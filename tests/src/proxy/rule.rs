@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, Weak},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -162,13 +165,19 @@ pub(super) struct Active {
     rule: Rule,
     hits: watch::Sender<usize>,
     committed: watch::Sender<usize>,
+    holding: AtomicUsize,
     released: CancellationToken,
 }
 
 impl Rules {
     pub(super) fn add(&self, rule: Rule) -> Handle {
-        let active =
-            Arc::new(Active { rule, hits: watch::Sender::new(0), committed: watch::Sender::new(0), released: CancellationToken::new() });
+        let active = Arc::new(Active {
+            rule,
+            hits: watch::Sender::new(0),
+            committed: watch::Sender::new(0),
+            holding: AtomicUsize::new(0),
+            released: CancellationToken::new(),
+        });
         let mut rules = self.active.lock().expect("no holder panics");
         rules.push(active.clone());
         Handle { active, rules: Arc::downgrade(&self.active) }
@@ -193,8 +202,26 @@ impl Active {
         self.committed.send_modify(|committed| *committed += 1);
     }
 
+    /// Holds a request until it is let go, or its client goes away.
     pub(super) async fn released(&self) {
+        let _held = Held::of(&self.holding);
         self.released.cancelled().await;
+    }
+}
+
+/// One request that is held.
+struct Held<'a>(&'a AtomicUsize);
+
+impl<'a> Held<'a> {
+    fn of(holding: &'a AtomicUsize) -> Self {
+        holding.fetch_add(1, Ordering::Relaxed);
+        Self(holding)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -210,6 +237,11 @@ impl Handle {
     /// How many requests it acted on.
     pub fn hits(&self) -> usize {
         *self.active.hits.borrow()
+    }
+
+    /// How many requests it holds now, whose clients still wait for an answer.
+    pub fn holding(&self) -> usize {
+        self.active.holding.load(Ordering::Relaxed)
     }
 
     /// Waits until it has acted on `count` requests, for as long as a test may wait for anything.

@@ -130,6 +130,8 @@ async fn a_held_request_goes_on_when_released_and_never_if_its_client_left() {
     assert!(tokio::time::timeout(SHORT, upstream.patch()).await.is_err());
     let (answer, ()) = tokio::join!(upstream.patch(), async {
         held.reached(2).await;
+        let one = async || if held.holding() == 1 { Ok(()) } else { Err("the one whose client left is held too") };
+        eventually(Duration::from_secs(5), one).await;
         assert_eq!(upstream.patches.load(Ordering::Relaxed), 0);
         held.release();
     });
@@ -137,11 +139,14 @@ async fn a_held_request_goes_on_when_released_and_never_if_its_client_left() {
     assert_eq!(upstream.patches.load(Ordering::Relaxed), 1);
     let held = upstream.proxy.rule(Rule::on(Verb::Patch, Effect::HoldAnswer));
     let (answer, ()) = tokio::join!(upstream.patch(), async {
-        let committed = async || (upstream.patches.load(Ordering::Relaxed) == 2).then_some(()).ok_or("not committed");
-        eventually(Duration::from_secs(5), committed).await;
+        held.committed(1).await;
+        assert_eq!(upstream.patches.load(Ordering::Relaxed), 2);
         held.release();
     });
     assert_eq!(answer.expect("answered").status, 200);
+    let busy = Effect::CommitThenAnswer(Answer::failure(500, "InternalError"));
+    let _lying = upstream.proxy.rule(Rule::on(Verb::Patch, busy));
+    assert_eq!((upstream.patch().await.expect("answered").status, upstream.patches.load(Ordering::Relaxed)), (500, 3));
 }
 
 #[tokio::test]

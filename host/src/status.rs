@@ -242,6 +242,8 @@ impl Reply {
         let Self { status, retry_after: after, .. } = *self;
         let cause = format!("{status}: {}", self.sentence());
         match status {
+            // It will never fit, however often it is sent.
+            StatusCode::INTERNAL_SERVER_ERROR if is_too_large(&cause) => WriteError::Refused(cause),
             // A 5xx can come after the commit; what is there is read before the next attempt.
             status if status.is_server_error() && !read_only => WriteError::Lost { after, cause },
             status if waits(status) => WriteError::Later { after, cause },
@@ -259,6 +261,11 @@ fn unanswered(read_only: bool, cause: String) -> WriteError {
 fn waits(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
         || status.is_server_error()
+}
+
+/// What the API server says where etcd, or the way to it, has no room for an object. (Its own limit is answered with a 413.)
+fn is_too_large(cause: &str) -> bool {
+    cause.contains("etcdserver: request is too large") || cause.contains("trying to send message larger than max")
 }
 
 /// The message of a `Status` object, or the start of whatever was sent instead.
@@ -453,6 +460,19 @@ mod tests {
         let cut_text = cut(&"é".repeat(2000), MESSAGE_MAX);
         assert!(cut_text.len() <= MESSAGE_MAX && cut_text.ends_with("é…"));
         assert_eq!(cut("short", MESSAGE_MAX), "short");
+    }
+
+    #[test]
+    fn what_is_too_large_for_etcd_is_refused_and_no_other_error_of_the_server_is() {
+        let error = |status, message: &str| {
+            let text = json!({"kind": "Status", "message": message}).to_string();
+            Reply { status, retry_after: Duration::from_secs(1), text }.error(false)
+        };
+        for message in ["etcdserver: request is too large", "rpc error: trying to send message larger than max (2098000 vs. 2097152)"] {
+            assert!(matches!(error(StatusCode::INTERNAL_SERVER_ERROR, message), WriteError::Refused(_)), "{message}");
+        }
+        assert!(matches!(error(StatusCode::PAYLOAD_TOO_LARGE, "limit is 3145728"), WriteError::Refused(_)));
+        assert!(matches!(error(StatusCode::INTERNAL_SERVER_ERROR, "etcdserver: leader changed"), WriteError::Lost { .. }));
     }
 
     #[test]

@@ -4,10 +4,14 @@ use std::time::Duration;
 
 use tokio::{sync::Mutex, time::Instant};
 
-use crate::secrets::ReadError;
+use crate::{package::quantity::show_duration, secrets::ReadError};
 
 /// How long a reading holds: a rotated Secret or CA is used after this at the latest.
 pub const FRESH: Duration = Duration::from_secs(30);
+
+/// How long a reading may go on in place of one that got no answer. Without an API server that answers, a Lease ends within seconds; an
+/// answer that is no answer, such as an error of an aggregated server or of a webhook, may come for ever.
+const OLDEST: Duration = Duration::from_secs(300);
 
 /// How soon what could not be read is read again.
 const RETRY: Duration = Duration::from_secs(3);
@@ -24,6 +28,8 @@ pub struct Kept<T> {
 #[derive(Debug)]
 struct Reading<T> {
     at: Instant,
+    /// When it was last known to be so.
+    known: Instant,
     result: Result<T, ReadError>,
 }
 
@@ -57,13 +63,18 @@ impl<T: Clone> Kept<T> {
         if let Some(reading) = reading.as_ref().filter(|reading| holds(reading)) {
             return reading.result.clone();
         }
-        let before = reading.as_ref().and_then(|reading| reading.result.as_ref().ok());
-        let result = match (read(before).await, before) {
-            // An API server that is away takes nothing back: while it is, the lease ends every effect soon enough.
-            (Err(ReadError::Away(_)), Some(before)) => Ok(before.clone()),
-            (result, _) => result,
+        let before = reading.as_ref().and_then(|reading| Some((reading.result.as_ref().ok()?, reading.known)));
+        let result = read(before.map(|(value, _)| value)).await;
+        let now = Instant::now();
+        let (known, result) = match (result, before) {
+            // An API server that is away takes nothing back.
+            (Err(ReadError::Away(_)), Some((before, known))) if known.elapsed() < OLDEST => (known, Ok(before.clone())),
+            (Err(ReadError::Away(cause)), Some(_)) => {
+                (now, Err(ReadError::Away(format!("the API server has not confirmed it for {}: {cause}", show_duration(OLDEST)))))
+            }
+            (result, _) => (now, result),
         };
-        *reading = Some(Reading { at: Instant::now(), result: result.clone() });
+        *reading = Some(Reading { at: now, known, result: result.clone() });
         result
     }
 }
@@ -98,6 +109,23 @@ mod tests {
         assert_eq!(kept.get(async |_| Ok(1)).await, Ok(1));
         tokio::time::advance(FRESH).await;
         assert_eq!(kept.get(async |_| Err(away())).await, Ok(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_confirms_any_more_is_given_up_after_a_while() {
+        let kept = Kept::default();
+        let read = async |answer: Result<u32, ReadError>| kept.get(async |_| answer).await;
+        let away = || Err(ReadError::Away("500 Internal Server Error".into()));
+        assert_eq!(read(Ok(1)).await, Ok(1));
+        for _ in 0..OLDEST.as_secs() / FRESH.as_secs() - 1 {
+            tokio::time::advance(FRESH).await;
+            assert_eq!(read(away()).await, Ok(1));
+        }
+        tokio::time::advance(FRESH).await;
+        let sentence = read(away()).await.expect_err("too old").to_string();
+        assert_eq!(sentence, "the API server has not confirmed it for 5m: 500 Internal Server Error");
+        tokio::time::advance(RETRY).await;
+        assert_eq!(read(Ok(2)).await, Ok(2));
     }
 
     #[tokio::test(start_paused = true)]

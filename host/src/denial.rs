@@ -19,11 +19,13 @@ pub enum Denial {
     Socket,
     /// A look-up of a name.
     NameLookup,
+    /// Files.
+    Files,
 }
 
 impl Denial {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::HttpHost,
         Self::HttpAddress,
         Self::HttpSecret,
@@ -32,6 +34,7 @@ impl Denial {
         Self::ClusterRead,
         Self::Socket,
         Self::NameLookup,
+        Self::Files,
     ];
 
     /// The capability that was asked for.
@@ -40,6 +43,7 @@ impl Denial {
             Self::HttpHost | Self::HttpAddress | Self::HttpSecret | Self::HttpRequest | Self::HttpCertificate => "http",
             Self::ClusterRead => "cluster",
             Self::Socket | Self::NameLookup => "sockets",
+            Self::Files => "filesystem",
         }
     }
 
@@ -54,6 +58,7 @@ impl Denial {
             Self::ClusterRead => "read",
             Self::Socket => "socket",
             Self::NameLookup => "lookup",
+            Self::Files => "files",
         }
     }
 }

@@ -13,7 +13,7 @@ pub use self::{
     allowed::{AllowedHost, Ca, Credentials, Holder},
     ceilings::Ceilings,
     config::{Backoff, Config, ceiling},
-    limits::RunLimits,
+    limits::{RunLimits, flag},
     origin::{HostPattern, InvalidHost, Origin},
     refusal::{Refusal, reason},
 };

@@ -15,11 +15,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result};
-use tokio::sync::{Semaphore, SemaphorePermit};
-use wasmtime::{
-    Engine,
-    component::{Component, Linker},
-};
+use wasmtime::component::{Component, Linker};
 
 use self::{
     bindings::ReconcilerPre,
@@ -27,13 +23,15 @@ use self::{
     capability::{
         cluster::Reads,
         gate::{Gate, Rights},
-        http::{Client, Grant, Outside},
+        http::{Client, Grant, Outside, Ways},
         log::{Log, Speaker},
     },
     compile::{CompileError, Compiler},
+    engine::Running,
     handler::Handler,
     instance::{Ended, Sandbox, State, too_long},
     limits::{CompileLimits, Limits},
+    shares::Shares,
 };
 use crate::{
     claim::Claim,
@@ -60,6 +58,7 @@ mod instance;
 pub mod limits;
 mod mapped;
 mod meter;
+mod shares;
 mod text;
 mod world;
 
@@ -80,6 +79,12 @@ pub struct RuntimeConfig {
     pub ceilings: Ceilings,
     /// Sandboxes at once, over all plugins.
     pub sandboxes: u32,
+    /// Their memory together, in bytes, and that of the child that compiles.
+    pub sandbox_memory: u64,
+    /// Connections at once, over all plugins.
+    pub connections: u32,
+    /// Bytes of the stack of a guest.
+    pub stack: usize,
     /// Bounds of a compilation.
     pub compile: CompileLimits,
 }
@@ -95,6 +100,9 @@ impl RuntimeConfig {
             metrics: Arc::default(),
             ceilings: Ceilings::default(),
             sandboxes: limits::SANDBOXES,
+            sandbox_memory: limits::SANDBOX_MEMORY,
+            connections: limits::CONNECTIONS,
+            stack: limits::STACK,
             compile: CompileLimits::default(),
         }
     }
@@ -102,15 +110,15 @@ impl RuntimeConfig {
 
 /// One for the process.
 pub struct Runtime {
-    engine: Engine,
+    engine: Running,
     linker: Linker<State>,
     cache: Cache,
     compiler: Compiler,
-    client: Arc<Client>,
+    resolve: Arc<[Resolve]>,
     secrets: secrets::Read,
     metrics: Arc<Metrics>,
     ceilings: Ceilings,
-    sandboxes: Semaphore,
+    shares: Shares,
 }
 
 /// A component that passed every gate which needs only the component.
@@ -124,17 +132,29 @@ pub struct Prepared {
 impl Runtime {
     /// Sets up engine, ticker, cache and client.
     pub fn new(config: RuntimeConfig) -> Result<Arc<Self>> {
-        let RuntimeConfig { compiler, cache_dir, resolve, secrets, metrics, ceilings, sandboxes, compile } = config;
-        let engine = engine::for_running(sandboxes)?;
-        Ok(Arc::new(Self {
-            linker: instance::linker(&engine).map_err(anyhow::Error::from).context("cannot link the host's functions")?,
-            cache: Cache::open(cache_dir, &engine)?,
-            compiler: Compiler::new(compiler, compile),
-            client: Arc::new(Client::new(resolve)),
+        let RuntimeConfig {
+            compiler,
+            cache_dir,
+            resolve,
             secrets,
             metrics,
             ceilings,
-            sandboxes: Semaphore::new(usize::try_from(sandboxes)?),
+            sandboxes,
+            sandbox_memory,
+            connections,
+            stack,
+            compile,
+        } = config;
+        let engine = engine::for_running(sandboxes, stack)?;
+        Ok(Arc::new(Self {
+            linker: instance::linker(&engine.engine).map_err(anyhow::Error::from).context("cannot link the host's functions")?,
+            cache: Cache::open(cache_dir, &engine.engine)?,
+            compiler: Compiler::new(compiler, compile),
+            resolve: resolve.into(),
+            secrets,
+            metrics,
+            ceilings,
+            shares: Shares::new(sandboxes, sandbox_memory, connections),
             engine,
         }))
     }
@@ -159,11 +179,6 @@ impl Runtime {
         Ok(Prepared { claim: Arc::new(claim), component: linked, runtime: self.clone() })
     }
 
-    /// Waits for a sandbox.
-    async fn permit(&self) -> SemaphorePermit<'_> {
-        self.sandboxes.acquire().await.expect("the semaphore is never closed")
-    }
-
     /// From the cache, or by the compiler.
     async fn compiled(self: &Arc<Self>, package: &Package) -> Result<Component, Refusal> {
         let failed = |error: anyhow::Error| Refusal::new(reason::HOST_FAILURE, format!("The host cannot compile it: {error:#}."));
@@ -177,33 +192,41 @@ impl Runtime {
         }
         let written = self.cache.unfinished();
         let began = tokio::time::Instant::now();
+        let memory = self.shares.memory_for_compiling(self.compiler.memory()).await;
         self.compiler.compile(&package.component, written.path()).await.map_err(|error| match error {
             CompileError::Component(sentence) => Refusal::new(reason::COMPILE_FAILED, sentence),
-            CompileError::Host(..) => failed(error.into()),
+            CompileError::Host(..) | CompileError::Killed => failed(error.into()),
         })?;
+        drop(memory);
         let runtime = self.clone();
         let digest = package.digest;
         let stored = tokio::task::spawn_blocking(move || runtime.cache.store(&digest, written)).await;
         stored.map_err(Into::into).flatten().map_err(failed)?;
         tracing::info!(plugin = %package.name, digest = %package.digest.short(), elapsed = ?began.elapsed(), "compiled a plugin");
-        let component = self.cached(package).await;
-        component.ok_or_else(|| failed(anyhow::anyhow!("what was just compiled is not in the plugin cache any more")))
+        match self.load(package).await {
+            Ok(Some(component)) => Ok(component),
+            Ok(None) => Err(failed(anyhow::anyhow!("what was just compiled is not in the plugin cache any more"))),
+            Err(error) => Err(unfit(&error).unwrap_or_else(|| failed(error))),
+        }
     }
 
     async fn cached(self: &Arc<Self>, package: &Package) -> Option<Component> {
-        let (runtime, digest) = (self.clone(), package.digest);
-        // Its checksum is of some megabytes.
-        let loaded = tokio::task::spawn_blocking(move || runtime.cache.load(&runtime.engine, &digest)).await;
-        loaded.map_err(Into::into).flatten().unwrap_or_else(|error: anyhow::Error| {
+        self.load(package).await.unwrap_or_else(|error| {
             tracing::warn!(plugin = %package.name, error = format!("{error:#}"), "refused a file of the plugin cache");
             None
         })
     }
 
+    async fn load(self: &Arc<Self>, package: &Package) -> anyhow::Result<Option<Component>> {
+        let (runtime, digest) = (self.clone(), package.digest);
+        // Its checksum is of some megabytes.
+        tokio::task::spawn_blocking(move || runtime.cache.load(&runtime.engine.engine, &digest)).await?
+    }
+
     /// Asks a trial instance for its claim, without any capability.
     async fn describe(&self, package: &Package, component: &ReconcilerPre<State>) -> Result<Claim, Refusal> {
         let failed = |failure: String| Refusal::new(reason::TRIAL_FAILED, format!("Its `describe` failed in a trial: {failure}."));
-        let _permit = self.permit().await;
+        let _admitted = self.shares.of(&package.name).admit(Limits::TRIAL.memory).await;
         let speaker = Speaker { plugin: package.name.as_str().into(), digest: package.digest.short().into(), object: "describe".into() };
         let gate = Gate::new(Log::new(speaker, Limits::TRIAL), None);
         let call = Sandbox::new(&self.engine, Limits::TRIAL, gate, None, Reads::new(None)).run(async |store| {
@@ -218,15 +241,29 @@ impl Runtime {
     }
 }
 
+/// Why a component that can be compiled does not fit into a sandbox: wasmtime finds that out when it maps it, by the shape of the pool.
+fn unfit(error: &anyhow::Error) -> Option<Refusal> {
+    let cause = error.root_cause().to_string();
+    let sentence = || format!("It does not fit into a sandbox: {} (fixed).", text::shorten(&text::one_line(&cause), limits::SENTENCE / 2));
+    cause.contains("exceeds the").then(|| Refusal::new(reason::COMPILE_FAILED, sentence()))
+}
+
 impl Prepared {
     /// The handler under a configuration. `package` is the one that was prepared, or one with the same component.
     ///
     /// # Errors
     /// A setting that the claim needs is missing or is no URL, or the configuration asks for more than the host gives.
     pub fn handler(&self, package: &Package) -> Result<Arc<dyn Reconcile>, Refusal> {
-        let Runtime { client, secrets, metrics, ceilings, .. } = &*self.runtime;
+        let Runtime { resolve, shares, secrets, metrics, ceilings, .. } = &*self.runtime;
         ceilings.check(&package.config)?;
-        let outside = Outside { plugin: package.name.as_str().into(), web: client.clone(), read: secrets.clone() };
+        let limits = Limits::of(&package.config);
+        let share = shares.of(&package.name);
+        share.check_memory(limits.memory).map_err(|most| {
+            let sentence = format!("plugin.yaml asks for more \"memory\" than the {most} that is half of `--sandbox-memory` of berth run.");
+            Refusal::new(reason::INVALID_CONFIG, sentence)
+        })?;
+        let web = Client::new(Ways { resolve: resolve.clone(), share: share.clone(), connect: limits.run.http_connect });
+        let outside = Outside { plugin: package.name.as_str().into(), web: Arc::new(web), read: secrets.clone() };
         let grant = Grant::new(&self.claim.hosts, &package.config, &outside)?;
         for host in grant.missing() {
             tracing::warn!(plugin = %package.name, %host, "the claim asks for a host that `allowedHosts` does not give");
@@ -236,10 +273,11 @@ impl Prepared {
             component: self.component.clone(),
             claim: self.claim.clone(),
             plugin: outside.plugin,
+            share,
             digest: package.digest.short().into(),
             settings: serde_json::to_string(&package.config.settings).expect("a map of JSON values is JSON"),
             rights: Rights { grant: Arc::new(grant), metrics: metrics.clone(), kind: self.claim.reconciles.group_kind() },
-            limits: Limits::of(&package.config),
+            limits,
         }))
     }
 }

@@ -10,9 +10,10 @@ use berth_tests::{
 };
 use serde_json::{Value, json};
 
-/// Puts the certificate of an authority where `plugin.yaml` can name it.
-async fn publish(cluster: &Cluster, name: &str, authority: &Authority) {
-    let metadata = json!({"name": name, "namespace": cluster.system()});
+/// Puts the certificate of an authority where `plugin.yaml` can name it, for the credentials of this plugin too.
+async fn publish(cluster: &Cluster, name: &str, authority: &Authority, plugin: &str) {
+    let annotations = json!({"berth.acme.io/credentials-for": plugin});
+    let metadata = json!({"name": name, "namespace": cluster.system(), "annotations": annotations});
     cluster.install([json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"ca.crt": authority.pem()}})]).await;
 }
 
@@ -81,8 +82,8 @@ async fn until_denied(host: &Host, reason: &str, times: f64) {
 async fn a_private_authority_is_trusted_for_its_own_host_and_no_other() {
     let cluster = Cluster::shared().await;
     let (ours, theirs) = (Authority::new(), Authority::new());
-    publish(&cluster, "ours", &ours).await;
-    publish(&cluster, "theirs", &theirs).await;
+    publish(&cluster, "ours", &ours, "").await;
+    publish(&cluster, "theirs", &theirs, "").await;
     let server = TlsServer::start(&ours, &["mail.corp"]).await;
     let hosts = ["mail.corp", "web.corp", "misnamed.corp", "theirs.corp", "lost.corp"];
     let config = "
@@ -120,7 +121,7 @@ async fn a_private_authority_is_trusted_for_its_own_host_and_no_other() {
 async fn credentials_are_added_by_the_host_rotate_and_never_show() {
     let cluster = Cluster::shared().await;
     let authority = Authority::new();
-    publish(&cluster, "ours", &authority).await;
+    publish(&cluster, "ours", &authority, "probe").await;
     keep(&cluster, "first-t0ken", "probe", "https://mail.corp").await;
     let server = TlsServer::start(&authority, &["mail.corp", "evil.corp"]).await;
     server.ask_for("first-t0ken");
@@ -155,13 +156,15 @@ async fn credentials_are_added_by_the_host_rotate_and_never_show() {
 async fn a_secret_that_does_not_name_the_plugin_is_not_used() {
     let cluster = Cluster::shared().await;
     let authority = Authority::new();
-    publish(&cluster, "ours", &authority).await;
+    publish(&cluster, "ours", &authority, "another").await;
     keep(&cluster, "t0ken", "another", "https://mail.corp").await;
     allow_to_read(&cluster, "mail").await;
     let server = TlsServer::start(&authority, &["mail.corp"]).await;
     let config = "\n- {url: 'https://mail.corp', ca: {configMap: ours}, credentials: {secret: mail}}\n";
     let _host = probing(&cluster, &server, &["mail.corp"], config).await;
     send(&cluster, "stolen", "mail.corp").await;
+    until_failed(&cluster, "stolen", "credentials are sent to whom it vouches for").await;
+    publish(&cluster, "ours", &authority, "probe").await;
     until_failed(&cluster, "stolen", "berth.acme.io/credentials-for does not name the plugin probe").await;
     keep(&cluster, "t0ken", "another probe", "https://mail.corp").await;
     until_sent(&cluster, "stolen").await;

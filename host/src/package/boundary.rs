@@ -46,6 +46,12 @@ fn value() -> impl Strategy<Value = Value> {
                 "httpFirstByte",
                 "log",
                 "events",
+                "httpConnect",
+                "outcome",
+                "jsonDepth",
+                "children",
+                "handles",
+                "hostCall",
                 "staged",
                 "share",
                 "for",
@@ -101,11 +107,9 @@ fn judge(text: &[u8]) -> Result<(), TestCaseError> {
     match Config::parse(text) {
         Err(refusal) => is_a_sentence(&refusal),
         Ok(config) => {
-            let most = RunLimits::CEILING;
             prop_assert!((1..=ceiling::CONCURRENCY).contains(&config.concurrency) && config.memory <= ceiling::MEMORY);
             prop_assert!(config.timeout <= ceiling::TIMEOUT && config.cpu <= ceiling::CPU && config.backoff.base <= config.backoff.max);
-            prop_assert!(config.limits.http_requests <= most.http_requests && config.limits.http_response <= most.http_response);
-            prop_assert!(config.limits.log <= most.log && config.limits.events <= most.events && config.allowed_hosts.len() <= 64);
+            prop_assert!(Ceilings::highest().check(&config).is_ok() && config.allowed_hosts.len() <= 64);
             for host in &config.allowed_hosts {
                 prop_assert!(host.pattern.is_tls() || (host.ca.is_none() && host.credentials.is_none()), "{host:?}");
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, builder::RangedU64ValueParser};
 
 use super::{
-    Config, MAX_COMPONENT, Package, Refusal, ceiling,
+    Config, MAX_COMPONENT, Package, Refusal, RunLimits, ceiling,
     quantity::{self, show_bytes, show_duration},
     reason,
 };
@@ -28,6 +28,9 @@ pub struct Ceilings {
     /// Largest component, after decompression
     #[arg(long, default_value = "16Mi", value_name = "AMOUNT", value_parser = |text: &str| amount(text, 1 << 10, MAX_COMPONENT as u64))]
     pub max_component: u64,
+    /// Of `limits`.
+    #[command(flatten)]
+    pub max_limits: RunLimits,
 }
 
 impl Default for Ceilings {
@@ -38,6 +41,7 @@ impl Default for Ceilings {
             max_cpu: Duration::from_secs(60),
             max_memory: 512 << 20,
             max_component: MAX_COMPONENT as u64,
+            max_limits: RunLimits::CEILING,
         }
     }
 }
@@ -51,6 +55,7 @@ impl Ceilings {
             max_cpu: ceiling::CPU,
             max_memory: ceiling::MEMORY,
             max_component: MAX_COMPONENT as u64,
+            max_limits: RunLimits::CEILING,
         }
     }
 
@@ -67,13 +72,16 @@ impl Ceilings {
 
     /// Whether a configuration asks for no more than there is.
     pub fn check(&self, config: &Config) -> Result<(), Refusal> {
-        let Self { max_concurrency, max_timeout, max_cpu, max_memory, max_component: _ } = self;
-        let beyond = |key: &str, asked: String, most: String| {
-            let message = format!(
-                "plugin.yaml asks for a {key:?} of {asked}, more than the {most} that this host gives (`--max-{key}` of berth run)."
-            );
+        let Self { max_concurrency, max_timeout, max_cpu, max_memory, max_component: _, max_limits } = self;
+        let said = |key: &str, flag: &str, asked: &str, most: &str| {
+            let message =
+                format!("plugin.yaml asks for a {key:?} of {asked}, more than the {most} that this host gives (`{flag}` of berth run).");
             Err(Refusal::new(reason::INVALID_CONFIG, message))
         };
+        let beyond = |key: &str, asked: String, most: String| said(key, &format!("--max-{key}"), &asked, &most);
+        if let Some([key, flag, asked, most]) = config.limits.beyond(max_limits) {
+            return said(&key, &flag, &asked, &most);
+        }
         if config.concurrency > *max_concurrency {
             return beyond("concurrency", config.concurrency.to_string(), max_concurrency.to_string());
         }
@@ -123,22 +131,37 @@ mod tests {
     fn without_flags_the_defaults_hold_and_no_flag_is_below_what_a_silent_plugin_gets() {
         assert_eq!(flags(""), Ok(Ceilings::default()));
         assert_eq!(Ceilings::default().check(&Config::default()), Ok(()));
-        for text in
-            ["--max-memory 63Mi", "--max-memory 5Gi", "--max-timeout 9s", "--max-cpu 1s", "--max-concurrency 15", "--max-component 17Mi"]
-        {
+        for text in [
+            "--max-memory 63Mi",
+            "--max-memory 5Gi",
+            "--max-timeout 9s",
+            "--max-cpu 1s",
+            "--max-concurrency 15",
+            "--max-component 17Mi",
+            "--max-http-requests 19",
+            "--max-outcome 5Mi",
+            "--max-http-connect 1s",
+            "--max-children 501",
+        ] {
             assert!(flags(text).is_err_and(|error| error.contains(" to ") || error.contains("not in")), "{text}: {:?}", flags(text));
         }
     }
 
     #[test]
     fn what_goes_beyond_is_refused_with_key_value_and_flag() {
-        let low = flags("--max-memory 64Mi --max-timeout 10s --max-cpu 2s --max-concurrency 16").expect("valid");
+        let low = flags("--max-memory 64Mi --max-timeout 10s --max-cpu 2s --max-concurrency 16 --max-children 100 --max-log 64Ki")
+            .expect("valid");
         let high = flags("--max-memory 1Gi --max-timeout 10m --max-cpu 2m --max-concurrency 300").expect("valid");
         for (yaml, words) in [
             ("memory: 65Mi", "a \"memory\" of 65Mi, more than the 64Mi that this host gives (`--max-memory` of berth run)"),
             ("timeout: 11s", "(`--max-timeout` of berth run)"),
             ("cpu: 3s", "a \"cpu\" of 3s, more than the 2s"),
             ("concurrency: 17", "a \"concurrency\" of 17, more than the 16"),
+            (
+                "limits: {children: 101}",
+                "a \"limits.children\" of 101, more than the 100 that this host gives (`--max-children` of berth run)",
+            ),
+            ("limits: {log: 1Mi}", "a \"limits.log\" of 1Mi, more than the 64Ki that this host gives (`--max-log` of berth run)"),
         ] {
             let config = Config::parse(yaml.as_bytes()).expect("valid");
             let refusal = low.check(&config).expect_err(yaml);

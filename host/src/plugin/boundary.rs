@@ -116,8 +116,19 @@ fn outcomes() -> impl Strategy<Value = wit::Outcome> {
         word().prop_map(wit::Next::GiveUp),
     ];
     let labels = prop::collection::vec((word(), prop::option::of(word())), 0..4);
-    let fields = (prop::option::of(status()), labels, prop::collection::vec(event, 0..15), next);
-    fields.prop_map(|(status, labels, events, next)| wit::Outcome { status, labels, children: None, events, next, extensions: Vec::new() })
+    let children = prop_oneof![
+        6 => prop::collection::vec(status(), 0..4),
+        1 => prop::collection::vec(Just("{\"kind\":\"Job\"}".to_owned()), 95..110),
+    ];
+    let fields = (prop::option::of(status()), labels, prop::option::of(children), prop::collection::vec(event, 0..15), next);
+    fields.prop_map(|(status, labels, children, events, next)| wit::Outcome {
+        status,
+        labels,
+        children,
+        events,
+        next,
+        extensions: Vec::new(),
+    })
 }
 
 proptest! {
@@ -137,10 +148,13 @@ proptest! {
         let claim = Claim::full();
         match convert::outcome(made, &claim, &limits, |_| {}) {
             Ok(outcome) => {
-                prop_assert!(outcome.events.len() <= limits.events && outcome.events.iter().all(|event| event.note.len() <= 1024));
+                prop_assert!(outcome.events.len() <= limits.run.events && outcome.events.iter().all(|event| event.note.len() <= 1024));
                 prop_assert!(outcome.labels.iter().all(|(key, _)| key.starts_with("acme.io/")), "{:?}", outcome.labels);
                 let text = outcome.status.map(|status| status.to_string()).unwrap_or_default();
                 prop_assert!(text.len() <= 2 << 20 && depth(&text) <= 64);
+                let children = outcome.children.unwrap_or_default();
+                prop_assert!(children.len() <= limits.run.children && children.iter().all(|child| depth(&child.to_string()) <= 64));
+                prop_assert!(children.iter().map(|child| child.to_string().len()).sum::<usize>() <= 2 << 20);
                 let cause = match outcome.next {
                     Next::Retry(cause) | Next::RetryAfter(_, cause) | Next::GiveUp(cause) => cause,
                     Next::AwaitChange | Next::After(_) => String::from("none"),

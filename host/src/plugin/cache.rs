@@ -55,7 +55,7 @@ impl Cache {
         let mut hasher = DefaultHasher::new();
         engine.precompile_compatibility_hash().hash(&mut hasher);
         let cache = Self { directory, compatibility: hasher.finish(), most: CACHE_BYTES };
-        cache.shrink();
+        cache.shrink(0);
         Ok(cache)
     }
 
@@ -90,13 +90,15 @@ impl Cache {
 
     /// Takes over what a compiler wrote.
     pub fn store(&self, digest: &Digest, written: Unfinished) -> Result<()> {
-        let sum = checksum(&mut File::open(&written.0)?)?;
+        let mut file = File::open(&written.0)?;
+        let sum = checksum(&mut file)?;
+        // Room first: the volume has an end.
+        self.shrink(file.metadata()?.len());
         let sidecar = self.unfinished();
         fs::write(&sidecar.0, sum)?;
         // The checksum first: an artefact without one is refused, one without an artefact does nothing.
         fs::rename(&sidecar.0, self.path(digest, CHECKSUM))?;
         fs::rename(&written.0, self.path(digest, ARTEFACT))?;
-        self.shrink();
         Ok(())
     }
 
@@ -110,8 +112,8 @@ impl Cache {
         }
     }
 
-    /// Removes abandoned files, and artefacts beyond the bound, the longest unused first.
-    fn shrink(&self) {
+    /// Removes abandoned files, and artefacts beyond the bound with so many bytes more, the longest unused first.
+    fn shrink(&self, more: u64) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         let files = entries.flatten().filter_map(|entry| {
             let metadata = entry.metadata().ok()?;
@@ -126,7 +128,7 @@ impl Cache {
             }
         }
         artefacts.sort();
-        let mut total: u64 = artefacts.iter().map(|(_, size, _)| size).sum();
+        let mut total = more + artefacts.iter().map(|(_, size, _)| size).sum::<u64>();
         for (_, size, path) in artefacts {
             if total <= self.most {
                 break;

@@ -1,7 +1,7 @@
 //! Compilation in a child process of `berth`, so that a hostile or merely large component costs no more than it may.
 //!
 //! # Expected flow
-//! The [`Compiler`] starts `berth compile-component OUT MEMORY CPU`, whose `main` calls [`child_main`]: it bounds itself, reads the
+//! The [`Compiler`] starts `berth compile-component OUT MEMORY CPU SIZE`, whose `main` calls [`child_main`]: it bounds itself, reads the
 //! component from stdin and writes the artefact to `OUT`.
 //!
 //! # Guarantees
@@ -54,12 +54,20 @@ pub enum CompileError {
     /// The host is to blame.
     #[error("cannot run the compiler {0}: {1}")]
     Host(PathBuf, std::io::Error),
+    /// Nobody of here is to blame, as far as is known.
+    #[error("the compiler was ended from outside, most likely for lack of memory on the machine")]
+    Killed,
 }
 
 impl Compiler {
     /// With the `berth` binary.
     pub fn new(binary: PathBuf, limits: CompileLimits) -> Self {
         Self { binary, limits, turn: Semaphore::new(1) }
+    }
+
+    /// What a compilation may take, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.limits.memory
     }
 
     /// Waits for the turn to compile. Whoever has it looks into the cache again first.
@@ -70,11 +78,11 @@ impl Compiler {
     /// Compiles `component` to the file `out`. Dropping the future kills the child.
     pub async fn compile(&self, component: &Bytes, out: &Path) -> Result<(), CompileError> {
         let host = |error| CompileError::Host(self.binary.clone(), error);
-        let CompileLimits { memory, cpu, wall } = self.limits;
+        let CompileLimits { memory, cpu, wall, size } = self.limits;
         let mut child = Command::new(&self.binary)
             .arg(VERB)
             .arg(out)
-            .args([memory.to_string(), cpu.as_secs().max(1).to_string()])
+            .args([memory.to_string(), cpu.as_secs().max(1).to_string(), size.to_string()])
             .env_clear()
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -92,9 +100,14 @@ impl Compiler {
         match tokio::time::timeout(wall, work).await {
             Ok(output) => {
                 let output = output.map_err(host)?;
-                if output.status.success() { Ok(()) } else { Err(CompileError::Component(self.reason(output.status, &output.stderr))) }
+                match output.status {
+                    status if status.success() => Ok(()),
+                    // No limit of its own ends it like this.
+                    status if status.signal() == Some(Signal::KILL.as_raw()) => Err(CompileError::Killed),
+                    status => Err(CompileError::Component(self.reason(status, &output.stderr))),
+                }
             }
-            Err(_) => Err(CompileError::Component(format!("Compiling it took more than {wall:?}."))),
+            Err(_) => Err(CompileError::Component(format!("Compiling it took more than {wall:?} (`--compile-time` of berth run)."))),
         }
     }
 
@@ -103,9 +116,13 @@ impl Compiler {
         let out_of_memory = said.contains("memory allocation of") || said.contains("out of memory");
         let signal = status.signal().and_then(Signal::from_named_raw);
         match signal {
-            Some(Signal::XCPU) => format!("Compiling it took more than {:?} of CPU.", self.limits.cpu),
-            Some(Signal::KILL) => "Compiling it was ended from outside, most likely for lack of memory on the machine.".into(),
-            _ if out_of_memory => format!("Compiling it needs more than {} of memory.", Size(self.limits.memory)),
+            Some(Signal::XCPU) => format!("Compiling it took more than {:?} of CPU (`--compile-cpu` of berth run).", self.limits.cpu),
+            Some(Signal::XFSZ) => {
+                format!("Compiling it makes more than {} of machine code (`--compile-size` of berth run).", Size(self.limits.size))
+            }
+            _ if out_of_memory => {
+                format!("Compiling it needs more than {} of memory (`--compile-memory` of berth run).", Size(self.limits.memory))
+            }
             Some(signal) => format!("Compiling it ended with {signal:?}."),
             None => {
                 let line = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
@@ -119,8 +136,8 @@ impl Compiler {
 pub fn child_main(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let out = PathBuf::from(arguments.next().context("the path of the artefact is missing")?);
     let mut number = || arguments.next().and_then(|text| text.to_str()?.parse::<u64>().ok()).context("a number is missing");
-    let (memory, cpu) = (number()?, number()?);
-    confine(memory, Duration::from_secs(cpu))?;
+    let (memory, cpu, size) = (number()?, number()?, number()?);
+    confine(memory, Duration::from_secs(cpu), size)?;
     let mut component = Vec::new();
     std::io::stdin().take(MAX_COMPONENT as u64 + 1).read_to_end(&mut component)?;
     ensure!(component.len() <= MAX_COMPONENT, "the component is larger than {}", Size(MAX_COMPONENT as u64));
@@ -131,11 +148,12 @@ pub fn child_main(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     Ok(())
 }
 
-fn confine(memory: u64, cpu: Duration) -> Result<()> {
+fn confine(memory: u64, cpu: Duration, size: u64) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let most = |limit| Rlimit { current: Some(limit), maximum: Some(limit) };
     setrlimit(Resource::Core, most(0))?;
     setrlimit(Resource::As, most(memory))?;
+    setrlimit(Resource::Fsize, most(size))?;
     // The signal that can be told apart comes first.
     setrlimit(Resource::Cpu, Rlimit { current: Some(cpu.as_secs()), maximum: Some(cpu.as_secs() + 1) })?;
     nice(NICENESS)?;

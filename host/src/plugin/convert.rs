@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     bindings::berth::plugin::types as wit,
-    limits::{self, Limits, Size},
+    limits::{self, FIXED, Limits, Size},
     text::shorten,
 };
 use crate::{
@@ -69,19 +69,20 @@ fn kind(kind: wit::Kind) -> Kind {
 /// An outcome that keeps the contract and the claim; else the failure that says what does not. `note` gets what was cut.
 pub fn outcome(outcome: wit::Outcome, claim: &Claim, limits: &Limits, note: impl Fn(&str)) -> Result<Outcome, Failure> {
     let wit::Outcome { status, labels, children, mut events, next, extensions: _ } = outcome;
-    if events.len() > limits.events {
-        note(&format!("kept the first {} of {} events of the run{}", limits.events, events.len(), limits.how("limits.events")));
-        events.truncate(limits.events);
+    let most = limits.run.events;
+    if events.len() > most {
+        note(&format!("kept the first {most} of {} events of the run{}", events.len(), limits.how("limits.events")));
+        events.truncate(most);
     }
     let others = size(&labels, &events) + children.iter().flatten().map(String::len).sum::<usize>();
-    let status = status.map(|text| self::status(&text, others, claim, &note)).transpose()?;
-    if status.is_none() && others > limits::OUTCOME_BYTES {
-        return Err(too_large(others));
+    let status = status.map(|text| self::status(&text, others, claim, limits, &note)).transpose()?;
+    if status.is_none() && others > limits.run.outcome {
+        return Err(too_large(others, limits));
     }
     Ok(Outcome {
         status,
         labels: self::labels(labels, claim)?,
-        children: children.map(self::children).transpose()?,
+        children: children.map(|children| self::children(children, limits)).transpose()?,
         events: events.into_iter().map(event).collect::<Result<_, _>>()?,
         next: self::next(next),
     })
@@ -91,9 +92,14 @@ fn refused(why: impl Into<String>) -> Failure {
     Failure::Refused(why.into())
 }
 
-fn too_large(bytes: usize) -> Failure {
-    let most = Size(limits::OUTCOME_BYTES as u64);
-    Failure::Limit(format!("the handler's outcome of {bytes} bytes is larger than the {most} that one may have"))
+fn too_large(bytes: usize, limits: &Limits) -> Failure {
+    let (most, how) = (Size(limits.run.outcome as u64), limits.how("limits.outcome"));
+    Failure::Limit(format!("the handler's outcome of {bytes} bytes is larger than the {most} that one may have{how}"))
+}
+
+fn too_deep(what: &str, limits: &Limits) -> Failure {
+    let (most, how) = (limits.run.json_depth, limits.how("limits.jsonDepth"));
+    refused(format!("{what} is nested deeper than the {most} levels that one may have{how}"))
 }
 
 fn size(labels: &[(String, Option<String>)], events: &[wit::Event]) -> usize {
@@ -103,39 +109,41 @@ fn size(labels: &[(String, Option<String>)], events: &[wit::Event]) -> usize {
 }
 
 /// A status that is too large only for its message is kept, with the message cut: the phase matters more.
-fn status(text: &str, others: usize, claim: &Claim, note: impl Fn(&str)) -> Result<Value, Failure> {
-    if depth(text) > limits::JSON_DEPTH {
-        return Err(refused(format!("its status is nested deeper than the {} levels that one may have", limits::JSON_DEPTH)));
+fn status(text: &str, others: usize, claim: &Claim, limits: &Limits, note: impl Fn(&str)) -> Result<Value, Failure> {
+    if depth(text) > limits.run.json_depth {
+        return Err(too_deep("its status", limits));
     }
     let mut status: Value = serde_json::from_str(text).map_err(|error| refused(format!("its status is not JSON: {error}")))?;
     if !status.is_object() {
         return Err(refused("its status is not a JSON object"));
     }
     let bytes = text.len() + others;
-    if bytes <= limits::OUTCOME_BYTES {
+    if bytes <= limits.run.outcome {
         return Ok(status);
     }
     let field = claim.dead_letter.as_ref().and_then(|letter| letter.message_field.strip_prefix("status."));
     let pointer = field.map(|field| format!("/{}", field.replace('.', "/")));
     match pointer.and_then(|pointer| status.pointer_mut(&pointer)) {
-        Some(Value::String(message)) if bytes - message.len() + limits::SENTENCE <= limits::OUTCOME_BYTES => {
+        Some(Value::String(message)) if bytes - message.len() + limits::SENTENCE <= limits.run.outcome => {
             note(&format!("cut the status message of {} bytes to {}", message.len(), Size(limits::SENTENCE as u64)));
             *message = shorten(message, limits::SENTENCE);
             Ok(status)
         }
-        _ => Err(too_large(bytes)),
+        _ => Err(too_large(bytes, limits)),
     }
 }
 
 /// Whether they may exist is judged where they are written.
-fn children(children: Vec<String>) -> Result<Vec<Value>, Failure> {
-    if children.len() > limits::CHILDREN {
-        let (count, most) = (children.len(), limits::CHILDREN);
-        return Err(Failure::Limit(format!("the handler's outcome has {count} children, more than the {most} that an object may have")));
+fn children(children: Vec<String>, limits: &Limits) -> Result<Vec<Value>, Failure> {
+    let (count, most, how) = (children.len(), limits.run.children, limits.how("limits.children"));
+    if count > most {
+        return Err(Failure::Limit(format!(
+            "the handler's outcome has {count} children, more than the {most} that an object may have{how}"
+        )));
     }
     let child = |text: String| {
-        if depth(&text) > limits::JSON_DEPTH {
-            return Err(refused(format!("one of its children is nested deeper than the {} levels that one may have", limits::JSON_DEPTH)));
+        if depth(&text) > limits.run.json_depth {
+            return Err(too_deep("one of its children", limits));
         }
         serde_json::from_str(&text).map_err(|error| refused(format!("one of its children is not JSON: {error}")))
     };
@@ -145,7 +153,7 @@ fn children(children: Vec<String>) -> Result<Vec<Value>, Failure> {
 fn labels(labels: Vec<(String, Option<String>)>, claim: &Claim) -> Result<Vec<(String, Option<String>)>, Failure> {
     if labels.len() > limits::LABELS {
         return Err(Failure::Limit(format!(
-            "the handler's outcome has {} labels, more than the {} that one may have",
+            "the handler's outcome has {} labels, more than the {} that one may have{FIXED}",
             labels.len(),
             limits::LABELS
         )));
@@ -204,7 +212,7 @@ mod tests {
         #[test]
         fn any_status_text_is_a_value_or_a_sentence(text in "[\\[\\]{}\":,a\\\\0-9 ]{0,40}") {
             let claim = crate::claim::Claim::plain();
-            match status(&text, 0, &claim, |_| {}) {
+            match status(&text, 0, &claim, &Limits::TRIAL, |_| {}) {
                 Ok(value) => prop_assert!(value.is_object()),
                 Err(failure) => prop_assert!(matches!(failure, Failure::Refused(_))),
             }

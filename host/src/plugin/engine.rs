@@ -7,15 +7,23 @@ use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConf
 
 use super::limits::{self, TICK, shape};
 
-/// An engine for the child that compiles: it allocates nothing.
-pub fn for_compiling() -> Result<Engine> {
-    Ok(Engine::new(&common())?)
+/// An engine that runs guests, and what it was set up with.
+pub struct Running {
+    /// The engine.
+    pub engine: Engine,
+    /// Bytes of each guest's stack.
+    pub stack: usize,
 }
 
-/// An engine that runs up to `sandboxes` guests at once. Its epochs tick for as long as it lives.
+/// An engine for the child that compiles: it allocates nothing.
+pub fn for_compiling() -> Result<Engine> {
+    Ok(Engine::new(&common(limits::STACK))?)
+}
+
+/// An engine that runs up to `sandboxes` guests at once, each with such a stack. Its epochs tick for as long as it lives.
 ///
 /// Whoever instantiates has to hold a permit for it: a full pool fails at once instead of waiting.
-pub fn for_running(sandboxes: u32) -> Result<Engine> {
+pub fn for_running(sandboxes: u32, stack: usize) -> Result<Running> {
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(sandboxes)
         .total_stacks(sandboxes)
@@ -27,18 +35,23 @@ pub fn for_running(sandboxes: u32) -> Result<Engine> {
         .max_tables_per_component(shape::TABLES)
         .table_elements(shape::TABLE_ELEMENTS)
         .max_component_instance_size(4 << 20);
-    let mut config = common();
+    let mut config = common(stack);
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     let engine = Engine::new(&config).map_err(anyhow::Error::from).context("cannot set up the engine for plugins")?;
     tick(&engine)?;
-    Ok(engine)
+    Ok(Running { engine, stack })
 }
 
 /// Everything that the machine code depends on. The memory reservation of 4 GiB is wasmtime's default on 64 bits: a smaller one
-/// needs bounds checks and ran 30 % slower.
-fn common() -> Config {
+/// needs bounds checks and ran 30 % slower. (On the stack it does not depend.)
+fn common(stack: usize) -> Config {
     let mut config = Config::new();
-    config.epoch_interruption(true).max_wasm_stack(limits::STACK).wasm_memory64(false).wasm_backtrace_max_frames(None);
+    config
+        .epoch_interruption(true)
+        .max_wasm_stack(stack)
+        .async_stack_size(stack + limits::HOST_STACK)
+        .wasm_memory64(false)
+        .wasm_backtrace_max_frames(None);
     config
 }
 

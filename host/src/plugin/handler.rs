@@ -10,12 +10,14 @@ use super::{
     capability::{
         cluster::Reads,
         gate::{Gate, Rights},
-        http::Outlet,
+        http::{Met, Outlet},
         log::{Log, Speaker},
     },
     convert,
     instance::{Ended, Sandbox, State, deadline, too_long},
-    limits::Limits,
+    limits::{Limits, SENTENCE},
+    shares::Share,
+    text::shorten,
 };
 use crate::{
     claim::Claim,
@@ -29,6 +31,7 @@ pub(super) struct Handler {
     pub component: ReconcilerPre<State>,
     pub claim: Arc<Claim>,
     pub plugin: Arc<str>,
+    pub share: Arc<Share>,
     pub digest: Arc<str>,
     pub settings: String,
     pub rights: Rights,
@@ -44,11 +47,11 @@ impl Reconcile for Handler {
 impl Handler {
     async fn run(&self, request: Request) -> Result<Outcome, Failure> {
         let fence = request.fence.clone();
-        // Waiting for a sandbox is the host's affair, so it does not count towards the call's time.
-        let _permit = tokio::select! {
+        // Waiting for a sandbox and its memory is the host's affair, so it does not count towards the call's time.
+        let _admitted = tokio::select! {
             biased;
             () = fence.lost() => return Err(Failure::Fenced),
-            permit = self.runtime.permit() => permit,
+            admitted = self.share.admit(self.limits.memory) => admitted,
         };
         match fence.guard(self.limits.timeout, self.call(&request)).await {
             Ok(ended) => ended,
@@ -73,19 +76,30 @@ impl Handler {
             .await;
         match ended {
             Ended::Failed(failure) => Err(failure),
-            Ended::Returned(outcome, exceeded) => {
+            Ended::Returned(outcome, met) => {
                 let outcome = convert::outcome(outcome, &self.claim, &self.limits, |note| log.host(note))?;
-                let asks_for_another_try = matches!(outcome.next, Next::Retry(_) | Next::RetryAfter(..));
-                match (exceeded, reads.unanswered()) {
-                    // A handler that coped has its way.
-                    _ if !asks_for_another_try => Ok(outcome),
-                    // It would only meet the limit again.
-                    (Some(sentence), _) => Err(Failure::Limit(sentence)),
-                    // It was the host that did not answer.
-                    (None, Some(sentence)) => Err(Failure::Host(sentence)),
-                    (None, None) => Ok(outcome),
-                }
+                self.judge(outcome, &met, reads.unanswered())
             }
         }
+    }
+
+    /// What a returned outcome is worth, by what was met on the way to it.
+    fn judge(&self, mut outcome: Outcome, met: &Met, unanswered: Option<String>) -> Result<Outcome, Failure> {
+        let (Next::Retry(cause) | Next::RetryAfter(_, cause)) = &mut outcome.next else {
+            // A handler that coped has its way.
+            return Ok(outcome);
+        };
+        if let Some(sentence) = met.exceeded.get() {
+            // It would only meet the limit again.
+            return Err(Failure::Limit(sentence.clone()));
+        }
+        if let Some(sentence) = unanswered {
+            // It was the host that did not answer.
+            return Err(Failure::Host(sentence));
+        }
+        if let Some(sentence) = met.late.get() {
+            *cause = shorten(&format!("{} ({sentence})", shorten(cause, SENTENCE / 2)), SENTENCE);
+        }
+        Ok(outcome)
     }
 }

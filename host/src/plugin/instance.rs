@@ -15,17 +15,20 @@ use super::{
     capability::{
         cluster::Reads,
         gate::Gate,
-        http::{Hooks, Outlet},
+        http::{Hooks, Life, Met, Outlet, head},
         log::{Lines, Log, Stream},
         sockets,
     },
-    limits::{self, Limits, Size, shape},
+    engine::Running,
+    limits::{self, FIXED, Limits, Size, shape},
     meter::{Meter, Metered},
 };
 use crate::reconcile::Failure;
 
 /// What belongs to one run and dies with it.
 pub struct State {
+    /// Ends before all that the run writes to.
+    _life: Life,
     pub(super) gate: Arc<Gate>,
     pub(super) reads: Reads,
     table: ResourceTable,
@@ -33,6 +36,18 @@ pub struct State {
     http: WasiHttpCtx,
     hooks: Hooks,
     quota: Quota,
+}
+
+impl State {
+    /// Takes what the host keeps for the guest from the guest's memory.
+    pub(super) fn keep(&mut self, bytes: usize) -> wasmtime::Result<()> {
+        if self.quota.take(bytes) { Ok(()) } else { Err(MemorySpent.into()) }
+    }
+
+    /// What the functions of `wasi:http` work on.
+    pub(super) fn for_http(&mut self) -> WasiHttpCtxView<'_> {
+        WasiHttpCtxView { ctx: &mut self.http, table: &mut self.table, hooks: &mut self.hooks }
+    }
 }
 
 impl WasiView for State {
@@ -43,7 +58,7 @@ impl WasiView for State {
 
 impl WasiHttpView for State {
     fn http(&mut self) -> WasiHttpCtxView<'_> {
-        WasiHttpCtxView { ctx: &mut self.http, table: &mut self.table, hooks: &mut self.hooks }
+        self.for_http()
     }
 }
 
@@ -54,6 +69,7 @@ pub fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     sockets::add_to_linker(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
+    head::add_to_linker(&mut linker)?;
     Reconciler::add_to_linker::<_, wasmtime::component::HasSelf<State>>(&mut linker, |state| state)?;
     Ok(linker)
 }
@@ -63,27 +79,32 @@ pub struct Sandbox {
     store: Store<State>,
     meter: Arc<Meter>,
     limits: Limits,
+    stack: usize,
 }
 
 impl Sandbox {
     /// A fresh one.
-    pub fn new(engine: &Engine, limits: Limits, gate: Arc<Gate>, outlet: Option<Outlet>, reads: Reads) -> Self {
+    pub fn new(engine: &Running, limits: Limits, gate: Arc<Gate>, outlet: Option<Outlet>, reads: Reads) -> Self {
         let mut table = ResourceTable::new();
         // A handle of the guest may stand on two entries here: a pollable and what it waits for.
-        table.set_max_capacity(2 * limits::HANDLES);
+        table.set_max_capacity(2 * limits.run.handles);
+        let life = Life::default();
+        let mut http = WasiHttpCtx::new();
+        http.set_field_size_limit(limits::HEADERS);
         let state = State {
             wasi: wasi(gate.log()),
-            hooks: Hooks::new(gate.clone(), limits, outlet),
+            hooks: Hooks::new(gate.clone(), limits, outlet, &life),
+            _life: life,
             gate,
             reads,
             table,
-            http: WasiHttpCtx::new(),
+            http,
             quota: Quota::new(limits.memory),
         };
-        let mut store = Store::new(engine, state);
+        let mut store = Store::new(&engine.engine, state);
         store.limiter(|state| &mut state.quota);
-        store.set_hostcall_fuel(limits::HOST_CALL_BYTES);
-        store.set_max_component_handles(limits::HANDLES);
+        store.set_hostcall_fuel(limits.run.host_call);
+        store.set_max_component_handles(limits.run.handles);
         store.set_epoch_deadline(1);
         let meter = Meter::new(limits.cpu);
         let seen = meter.clone();
@@ -94,26 +115,26 @@ impl Sandbox {
             // Not `Yield`: that wakes itself at once and starves tokio's timers.
             Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
         });
-        Self { store, meter, limits }
+        Self { store, meter, limits, stack: engine.stack }
     }
 
     /// Runs a call in it to its end. Dropping the future stops the guest and aborts its requests.
     pub async fn run<T>(self, call: impl AsyncFnOnce(&mut Store<State>) -> wasmtime::Result<T> + Send) -> Ended<T> {
-        let Self { mut store, meter, limits } = self;
+        let Self { mut store, meter, limits, stack } = self;
         let result = Metered { meter, call: Box::pin(call(&mut store)) }.await;
         let state = store.data();
-        let exceeded = state.hooks.exceeded();
+        let met = state.hooks.met();
         match result {
-            Ok(value) => Ended::Returned(value, exceeded),
-            Err(error) => Ended::Failed(cause(&error, state, limits, exceeded)),
+            Ok(value) => Ended::Returned(value, met),
+            Err(error) => Ended::Failed(cause(&error, state, &limits, stack, &met)),
         }
     }
 }
 
 /// How a call ended.
 pub enum Ended<T> {
-    /// With a value, and where a limit of HTTP was reached on the way, a sentence about it.
-    Returned(T, Option<String>),
+    /// With a value, and with the limits of HTTP that were met on the way.
+    Returned(T, Met),
     /// Without one.
     Failed(Failure),
 }
@@ -146,38 +167,22 @@ fn wasi(log: &Arc<Log>) -> WasiCtx {
 #[error("the CPU budget is spent")]
 struct CpuSpent;
 
+/// What the host would have to keep does not fit into the guest's memory.
+#[derive(Debug, thiserror::Error)]
+#[error("the memory is used up")]
+struct MemorySpent;
+
 /// Turns the error of a call into the sentence that the object's status shows.
-fn cause(error: &wasmtime::Error, state: &State, limits: Limits, exceeded: Option<String>) -> Failure {
-    if error.is::<CpuSpent>() {
-        return Failure::Limit(format!("the handler used more than its limit of {:?} of CPU{}", limits.cpu, limits.how("cpu")));
-    }
-    if state.quota.refused {
-        let memory = Size(limits.memory);
-        return Failure::Limit(format!("the handler needs more than its memory limit of {memory}{}", limits.how("memory")));
-    }
-    if state.quota.refused_table {
-        let elements = shape::TABLE_ELEMENTS;
-        return Failure::Limit(format!("the handler needs a table of more than the {elements} elements that a component may have"));
-    }
-    if let Some(sentence) = exceeded {
+fn cause(error: &wasmtime::Error, state: &State, limits: &Limits, stack: usize, met: &Met) -> Failure {
+    if let Some(sentence) = limit(error, state, limits).or_else(|| met.exceeded.get().cloned()) {
         return Failure::Limit(sentence);
-    }
-    if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) || says(error, "handles") {
-        return Failure::Limit(format!(
-            "the handler holds more than the {} handles that a run may have: drop those it is done with",
-            limits::HANDLES
-        ));
-    }
-    if says(error, "fuel allocated for hostcalls") {
-        let most = Size(limits::HOST_CALL_BYTES as u64);
-        return Failure::Limit(format!("the handler handed over more than the {most} of data that one call may have"));
     }
     if let Some(I32Exit(code)) = error.downcast_ref() {
         return Failure::Trap(with_last_words(format!("it called exit({code})"), state));
     }
     match error.downcast_ref::<Trap>() {
         Some(Trap::StackOverflow) => {
-            Failure::Trap(format!("call stack exhausted (the limit is {}; recurse less)", Size(limits::STACK as u64)))
+            Failure::Trap(format!("call stack exhausted (the limit is {}, `--stack` of berth run; recurse less)", Size(stack as u64)))
         }
         Some(Trap::MemoryOutOfBounds) => {
             let trap = "out of bounds memory access, perhaps a recursion too deep for the stack that its compiler gave it";
@@ -186,6 +191,41 @@ fn cause(error: &wasmtime::Error, state: &State, limits: Limits, exceeded: Optio
         Some(trap) => Failure::Trap(with_last_words(trap.to_string(), state)),
         None => Failure::Trap(with_last_words(error.root_cause().to_string(), state)),
     }
+}
+
+/// The limit that ended the call, with its value and what raises it.
+fn limit(error: &wasmtime::Error, state: &State, limits: &Limits) -> Option<String> {
+    let Limits { cpu, memory, run, .. } = *limits;
+    if error.is::<CpuSpent>() {
+        return Some(format!("the handler used more than its limit of {cpu:?} of CPU{}", limits.how("cpu")));
+    }
+    if state.quota.refused {
+        return Some(format!("the handler needs more than its memory limit of {}{}", Size(memory), limits.how("memory")));
+    }
+    if state.quota.refused_table {
+        let elements = shape::TABLE_ELEMENTS;
+        return Some(format!("the handler needs a table of more than the {elements} elements that a component may have{FIXED}"));
+    }
+    if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) || says(error, "handles") {
+        let how = limits.how("limits.handles");
+        return Some(format!(
+            "the handler holds more than the {} handles that a run may have{how}: drop those it is done with",
+            run.handles
+        ));
+    }
+    if says(error, "fuel allocated for hostcalls") {
+        let (most, how) = (Size(run.host_call as u64), limits.how("limits.hostCall"));
+        return Some(format!("the handler handed over more than the {most} of data that one call may have{how}"));
+    }
+    if says(error, "total size of fields") {
+        let most = Size(limits::HEADERS as u64);
+        return Some(format!("the handler made headers of more than the {most} that a request may have{FIXED}"));
+    }
+    if says(error, "requested len") {
+        let most = Size(limits::RANDOM_BYTES);
+        return Some(format!("the handler asked for more than the {most} of random bytes that one call gives{FIXED}"));
+    }
+    None
 }
 
 /// The guest's own words say more than the trap; without any, the trap has to do.
@@ -198,7 +238,7 @@ fn says(error: &wasmtime::Error, words: &str) -> bool {
     error.chain().any(|cause| cause.to_string().contains(words))
 }
 
-/// Linear memory and tables of a store, all together.
+/// Linear memory and tables of a store, and what the host keeps beside them, all together.
 struct Quota {
     left: usize,
     refused: bool,
@@ -209,26 +249,26 @@ impl Quota {
     fn new(memory: u64) -> Self {
         Self { left: usize::try_from(memory).unwrap_or(usize::MAX), refused: false, refused_table: false }
     }
+
+    /// False where there is not so much left.
+    fn take(&mut self, bytes: usize) -> bool {
+        match self.left.checked_sub(bytes) {
+            Some(left) => self.left = left,
+            None => self.refused = true,
+        }
+        !self.refused
+    }
 }
 
 impl ResourceLimiter for Quota {
     fn memory_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
-        match self.left.checked_sub(desired.saturating_sub(current)) {
-            Some(left) => {
-                self.left = left;
-                Ok(true)
-            }
-            None => {
-                self.refused = true;
-                Ok(false)
-            }
-        }
+        Ok(self.take(desired.saturating_sub(current)))
     }
 
-    fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+    fn table_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
         let fits = desired <= shape::TABLE_ELEMENTS;
         self.refused_table |= !fits;
-        Ok(fits)
+        Ok(fits && self.take(desired.saturating_sub(current).saturating_mul(size_of::<usize>())))
     }
 
     fn instances(&self) -> usize {

@@ -2,9 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use clap::{Args, builder::RangedU64ValueParser};
+pub use self::flags::{CompileLimits, HostLimits, table};
+use crate::package::{Config, RunLimits};
 
-use crate::package::{Ceilings, Config, MAX_COMPONENT, RunLimits, quantity};
+mod flags;
 
 /// Length of an epoch: how often a guest that computes gives way to others and its CPU time is looked at.
 pub const TICK: Duration = Duration::from_millis(10);
@@ -12,14 +13,45 @@ pub const TICK: Duration = Duration::from_millis(10);
 /// Sandboxes that run at once, over all plugins. Each reserves address space, not memory: two linear memories of 4 GiB.
 pub const SANDBOXES: u32 = 512;
 
-/// The guest's stack. What is left of the 2 MiB of a fiber is for the host's functions, so an overflow is always the guest's.
+/// The guest's stack, unless the host's flags say otherwise.
 pub const STACK: usize = 512 << 10;
 
-/// Bytes that a guest may hand over in one call of a host function, or as its outcome. wasmtime's own default is 128 MiB.
-pub const HOST_CALL_BYTES: usize = 4 << 20;
+/// What is left of a fiber for the host's functions, so that an overflow is always the guest's.
+pub const HOST_STACK: usize = 1536 << 10;
 
-/// Handles that a run may hold at once, on either side.
-pub const HANDLES: usize = 1_000;
+/// Memory of all the guests that run at once, and of the child that compiles, in bytes.
+pub const SANDBOX_MEMORY: u64 = 2 << 30;
+
+/// Connections of all guests at once: within the 1,024 files that many systems let a process open.
+pub const CONNECTIONS: u32 = 512;
+
+/// Names that are looked up at once. Each look-up holds a thread, of the 512 that compiling and its cache need too, until the system's
+/// resolver answers, whether anybody still waits for it or not.
+pub const LOOK_UPS: u32 = 32;
+
+/// Bytes of a write to the body of a request. Two of them are kept for a body that is not read.
+pub const BODY_CHUNK: usize = 8 << 10;
+
+/// Bytes of the headers of a request or response that a guest makes: what servers accept.
+pub const HEADERS: usize = 16 << 10;
+
+/// Bytes of a request's path with its query: what servers accept.
+pub const PATH: usize = 8 << 10;
+
+/// Bytes of a request's authority: the longest name, and a port.
+pub const AUTHORITY: usize = 260;
+
+/// Bytes of a request's method.
+pub const METHOD: usize = 32;
+
+/// Bytes of the head of a response, and of what is read of its body before the guest takes it.
+pub const HTTP_BUFFER: u32 = 64 << 10;
+
+/// Bytes of each name in a read of the cluster, and of a selector.
+pub const READ_NAME: usize = 4 << 10;
+
+/// What a read costs of the run's memory beside its names: the host remembers it.
+pub const READ_KEPT: usize = 512;
 
 /// Random bytes of one call.
 pub const RANDOM_BYTES: u64 = 64 << 10;
@@ -27,17 +59,14 @@ pub const RANDOM_BYTES: u64 = 64 << 10;
 /// Log text of one line.
 pub const LOG_LINE: usize = 4 << 10;
 
-/// An outcome, all its texts together.
-pub const OUTCOME_BYTES: usize = 1 << 20;
+/// What a line costs of the log beside its text: time, level, plugin, digest and object.
+pub const LOG_OVERHEAD: usize = 128;
 
-/// Nesting of a JSON value in an outcome.
-pub const JSON_DEPTH: usize = 64;
+/// What a guest may write to stdout or stderr at once.
+pub const LOG_WRITE: usize = 64 << 10;
 
 /// The cause of a failure, an event's note and the like: what the Events API takes as a note.
 pub const SENTENCE: usize = 1 << 10;
-
-/// Children of an object.
-pub const CHILDREN: usize = 100;
 
 /// Labels of an outcome.
 pub const LABELS: usize = 64;
@@ -45,17 +74,15 @@ pub const LABELS: usize = 64;
 /// The longest `after-ms` and `retry-after-ms` that are kept; the guest may say any number.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// From the start of a connection to the end of its TLS handshake, name resolution included.
-pub const HTTP_CONNECT: Duration = Duration::from_secs(2);
-
 /// Objects of a page of a list, also where the guest asks for more.
 pub const READ_OBJECTS: usize = 500;
 
 /// Their text, all together; one object is given however large it is. A quarter of what a call may hand over, as guests copy it.
 pub const READ_BYTES: usize = 1 << 20;
 
-/// Artefacts kept on disk, all together; the longest unused go first.
-pub const CACHE_BYTES: u64 = 1 << 30;
+/// Artefacts kept on disk, all together; the longest unused go first. With one that is being written they fit into the volume of 1 GiB
+/// that `deploy/` gives them.
+pub const CACHE_BYTES: u64 = 512 << 20;
 
 /// Tables, memories and core instances of one component. Guests of languages with an interpreter link a dozen core modules.
 pub mod shape {
@@ -69,6 +96,9 @@ pub mod shape {
     pub const TABLE_ELEMENTS: usize = 32 << 10;
 }
 
+/// To be read after the value of a limit that nothing raises.
+pub(super) const FIXED: &str = " (fixed)";
+
 /// What `plugin.yaml` may raise, of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -76,18 +106,10 @@ pub struct Limits {
     pub timeout: Duration,
     /// CPU time of the guest.
     pub cpu: Duration,
-    /// Bytes of linear memory, all memories together.
+    /// Bytes of linear memory and tables, all together, and of what the host keeps for the guest beside them.
     pub memory: u64,
-    /// HTTP requests.
-    pub http_requests: u32,
-    /// Bytes of the body of an HTTP response.
-    pub http_response: usize,
-    /// From sending an HTTP request to the head of its response.
-    pub http_first_byte: Duration,
-    /// Log text, stdout and stderr included.
-    pub log_bytes: usize,
-    /// Events: the first ones are kept.
-    pub events: usize,
+    /// The rest.
+    pub run: RunLimits,
     /// Whether `plugin.yaml` can raise them, so that sentences say so.
     pub raisable: bool,
 }
@@ -98,123 +120,21 @@ impl Limits {
         timeout: Duration::from_secs(5),
         cpu: Duration::from_millis(500),
         memory: 64 << 20,
-        // The gate denies each of them.
-        http_requests: 20,
-        http_response: 0,
-        http_first_byte: Duration::ZERO,
-        log_bytes: 64 << 10,
-        events: 0,
+        // The gate denies each request.
+        run: RunLimits { http_response: 0, http_first_byte: Duration::ZERO, events: 0, children: 0, ..RunLimits::DEFAULT },
         raisable: false,
     };
 
     /// For the runs of a plugin.
     pub fn of(config: &Config) -> Self {
-        let RunLimits { http_requests, http_response, http_first_byte, log, events } = config.limits;
-        Self {
-            timeout: config.timeout,
-            cpu: config.cpu,
-            memory: config.memory,
-            http_requests,
-            http_response,
-            http_first_byte,
-            log_bytes: log,
-            events,
-            raisable: true,
-        }
+        let Config { timeout, cpu, memory, limits: run, .. } = *config;
+        Self { timeout, cpu, memory, run, raisable: true }
     }
 
     /// How to raise one of them, to be read after its value.
     pub(super) fn how(&self, setting: &str) -> String {
         if self.raisable { format!(" (`{setting}` in plugin.yaml)") } else { String::new() }
     }
-}
-
-/// Bounds of one compilation, in a process of its own.
-#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CompileLimits {
-    /// Address space for compiling a plugin
-    #[arg(long = "compile-memory", default_value = "1Gi", value_name = "AMOUNT", value_parser = amount)]
-    pub memory: u64,
-    /// CPU time for compiling a plugin
-    #[arg(long = "compile-cpu", default_value = "1m", value_name = "TIME", value_parser = time)]
-    pub cpu: Duration,
-    /// Time by the clock for compiling a plugin: on a busy machine the CPU time alone says little
-    #[arg(long = "compile-time", default_value = "3m", value_name = "TIME", value_parser = time)]
-    pub wall: Duration,
-}
-
-impl Default for CompileLimits {
-    fn default() -> Self {
-        Self { memory: 1 << 30, cpu: Duration::from_secs(60), wall: Duration::from_secs(180) }
-    }
-}
-
-fn amount(text: &str) -> Result<u64, &'static str> {
-    quantity::bytes(text).ok_or("not an amount such as 1Gi")
-}
-
-fn time(text: &str) -> Result<Duration, &'static str> {
-    quantity::duration(text).ok_or("not a length of time such as 1m")
-}
-
-/// Flags of the host: what its plugins may have at most.
-#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
-#[command(next_help_heading = "Limits of plugins")]
-pub struct HostLimits {
-    /// What `plugin.yaml` is held against.
-    #[command(flatten)]
-    pub ceilings: Ceilings,
-    /// Of each compilation.
-    #[command(flatten)]
-    pub compile: CompileLimits,
-    /// Handlers that run at once, over all plugins
-    #[arg(long, default_value_t = SANDBOXES, value_name = "NUMBER", value_parser = RangedU64ValueParser::<u32>::new().range(1..=4096))]
-    pub sandboxes: u32,
-}
-
-impl Default for HostLimits {
-    fn default() -> Self {
-        Self { ceilings: Ceilings::default(), compile: CompileLimits::default(), sandboxes: SANDBOXES }
-    }
-}
-
-/// Every limit with its default and with what raises it, for help texts.
-pub fn table() -> Vec<[String; 3]> {
-    let run = Limits::of(&Config::default());
-    let compile = CompileLimits::default();
-    let size = |bytes: usize| Size(bytes as u64).to_string();
-    let time = quantity::show_duration;
-    let fixed = || "fixed".to_owned();
-    let key = |key: &str| format!("`{key}` in plugin.yaml");
-    let held = |key: &str| format!("`{key}` in plugin.yaml, up to --max-{key}");
-    let rows = [
-        ("guest CPU of a call", time(run.cpu), held("cpu")),
-        ("a whole call", time(run.timeout), held("timeout")),
-        ("memory of a call", Size(run.memory).to_string(), held("memory")),
-        ("objects of a kind at once", Config::default().concurrency.to_string(), held("concurrency")),
-        ("handlers at once", SANDBOXES.to_string(), "--sandboxes".into()),
-        ("HTTP requests of a call", run.http_requests.to_string(), key("limits.httpRequests")),
-        ("HTTP response", size(run.http_response), key("limits.httpResponse")),
-        ("HTTP first byte", time(run.http_first_byte), key("limits.httpFirstByte")),
-        ("HTTP connect", time(HTTP_CONNECT), fixed()),
-        ("log of a call", size(run.log_bytes), key("limits.log")),
-        ("log line", size(LOG_LINE), fixed()),
-        ("Events of a call", run.events.to_string(), key("limits.events")),
-        ("outcome", size(OUTCOME_BYTES), fixed()),
-        ("children of an object", CHILDREN.to_string(), fixed()),
-        ("nesting of JSON", JSON_DEPTH.to_string(), fixed()),
-        ("labels of an outcome", LABELS.to_string(), fixed()),
-        ("sentence (cause, note)", size(SENTENCE), fixed()),
-        ("data of one host call", size(HOST_CALL_BYTES), fixed()),
-        ("page of a list", format!("{READ_OBJECTS} objects, {}", size(READ_BYTES)), fixed()),
-        ("handles", HANDLES.to_string(), fixed()),
-        ("stack", size(STACK), fixed()),
-        ("component", size(MAX_COMPONENT), "--max-component, downwards".into()),
-        ("compiling: CPU", time(compile.cpu), "--compile-cpu".into()),
-        ("compiling: by the clock", time(compile.wall), "--compile-time".into()),
-        ("compiling: memory", Size(compile.memory).to_string(), "--compile-memory".into()),
-    ];
-    rows.into_iter().map(|(name, value, raise)| [name.to_owned(), value, raise]).collect()
 }
 
 /// A number of bytes as `plugin.yaml` would say it.
@@ -228,19 +148,5 @@ impl fmt::Display for Size {
             bytes if bytes >= 1 << 10 && bytes % (1 << 10) == 0 => write!(f, "{}Ki", bytes >> 10),
             bytes => write!(f, "{bytes}"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_table_shows_values_as_plugin_yaml_would() {
-        let table = table();
-        let row = |name: &str| table.iter().find(|row| row[0] == name).cloned().expect(name);
-        assert_eq!(row("memory of a call")[1..], ["64Mi", "`memory` in plugin.yaml, up to --max-memory"]);
-        assert_eq!(row("guest CPU of a call")[1], "2s");
-        assert_eq!((Size(1000).to_string(), Size(1 << 30).to_string()), ("1000".into(), "1Gi".into()));
     }
 }

@@ -195,6 +195,13 @@ pub async fn prepare(component: &[u8]) -> Result<Prepared, Refusal> {
     Runtime::new(RuntimeConfig::new(BERTH, cache())).expect("a runtime").prepare(&package(component, "")).await
 }
 
+/// Prepares the probe in a runtime that is set up otherwise.
+pub async fn prepare_in(set: impl FnOnce(&mut RuntimeConfig)) -> Prepared {
+    let mut config = RuntimeConfig::new(BERTH, cache());
+    set(&mut config);
+    Runtime::new(config).expect("a runtime").prepare(&package(probe(), "")).await.expect("the probe is accepted")
+}
+
 /// Why a component is refused.
 pub async fn refusal(component: &[u8]) -> Refusal {
     prepare(component).await.err().expect("refused")

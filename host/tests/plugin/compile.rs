@@ -56,13 +56,14 @@ async fn the_same_bytes_compile_once_and_damaged_artefacts_are_refused() {
 #[tokio::test]
 async fn a_component_that_is_too_much_work_is_refused_within_the_bounds() {
     let directory = tempfile::tempdir().expect("a directory");
-    let cases: [(fn(&mut RuntimeConfig), _); 3] = [
-        (|config| config.compile.cpu = Duration::from_secs(1), "more than 1s of CPU"),
-        (|config| config.compile.memory = 160 << 20, "needs more than 160Mi of memory"),
-        (|config| config.compile.wall = Duration::from_millis(300), "took more than 300ms"),
+    let cases: [(fn(&mut RuntimeConfig), _, _); 4] = [
+        (|config| config.compile.cpu = Duration::from_secs(1), 300_000, "more than 1s of CPU (`--compile-cpu`"),
+        (|config| config.compile.memory = 160 << 20, 300_000, "needs more than 160Mi of memory (`--compile-memory`"),
+        (|config| config.compile.wall = Duration::from_millis(300), 300_000, "took more than 300ms (`--compile-time`"),
+        (|config| config.compile.size = 64 << 10, 10, "makes more than 64Ki of machine code (`--compile-size`"),
     ];
-    let package = package(with_heavy_module(probe()), "");
-    for (set, words) in cases {
+    for (set, blocks, words) in cases {
+        let package = package(with_heavy_module(probe(), blocks), "");
         let mut config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new(BERTH, directory.path().join("cache")) };
         set(&mut config);
         let began = Instant::now();
@@ -94,12 +95,79 @@ async fn a_missing_compiler_is_the_hosts_fault() {
     assert!(refusal.message.contains("/nonexistent/berth"), "{refusal}");
 }
 
+#[tokio::test]
+async fn a_compiler_that_is_killed_is_the_hosts_fault() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cache = directory.path().join("cache");
+    let config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new(BERTH, cache.clone()) };
+    let runtime = Runtime::new(config).expect("a runtime");
+    let package = package(with_heavy_module(probe(), 300_000), "");
+    let kill = async {
+        while !kill_compiler_of(&cache) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let (prepared, ()) = tokio::join!(runtime.prepare(&package), kill);
+    let refusal = prepared.err().expect("refused");
+    assert_eq!(refusal.reason, reason::HOST_FAILURE, "{refusal}");
+    assert!(refusal.message.contains("ended from outside"), "{refusal}");
+}
+
+/// Kills the child that writes into this cache, as the kernel would where memory is short; false where there is none.
+fn kill_compiler_of(cache: &std::path::Path) -> bool {
+    let wanted = cache.display().to_string();
+    let processes = fs::read_dir("/proc").expect("Linux").flatten().filter_map(|entry| {
+        let process = entry.file_name().to_str()?.parse::<u32>().ok()?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        (line.contains(berth_host::plugin::compile::VERB) && line.contains(&wanted)).then_some(process)
+    });
+    let mut killed = false;
+    for process in processes {
+        killed |= std::process::Command::new("kill").args(["-KILL", &process.to_string()]).status().is_ok_and(|status| status.success());
+    }
+    killed
+}
+
+#[tokio::test]
+async fn a_table_or_memories_beyond_the_limit_are_the_components_fault() {
+    for (module, words) in [
+        // A table of 40,000 functions, and three memories.
+        (section(4, &[vec![1, 0x70, 0], leb(40_000)].concat()), "table"),
+        (section(5, &[3, 0, 1, 0, 1, 0, 1]), "memor"),
+    ] {
+        let refusal = refusal(&with_instance(probe(), &module)).await;
+        assert_ne!(refusal.reason, reason::HOST_FAILURE, "{refusal}");
+        assert!(refusal.message.contains(words), "{refusal}");
+    }
+}
+
+/// The probe with a core module of these sections that is instantiated too.
+fn with_instance(component: &[u8], sections: &[u8]) -> Vec<u8> {
+    use wasmparser::{Parser, Payload};
+    let mut depth = 0_usize;
+    let mut modules = 0_usize;
+    for payload in Parser::new(0).parse_all(component) {
+        match payload.expect("a component") {
+            Payload::ModuleSection { .. } => {
+                modules += usize::from(depth == 0);
+                depth += 1;
+            }
+            Payload::ComponentSection { .. } => depth += 1,
+            Payload::End(_) => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    let module = [b"\0asm\x01\0\0\0", sections].concat();
+    let instance = [vec![1, 0], leb(modules), vec![0]].concat();
+    [component.to_vec(), section(1, &module), section(2, &instance)].concat()
+}
+
 /// The probe beside a core module of one function with a great many blocks.
-fn with_heavy_module(component: &[u8]) -> Vec<u8> {
-    const BLOCKS: usize = 300_000;
+fn with_heavy_module(component: &[u8], blocks: usize) -> Vec<u8> {
     // block; local.get 0; br_if 0; local.get 0; i32.const 7; i32.mul; local.set 0; end
     let block = [0x02, 0x40, 0x20, 0, 0x0d, 0, 0x20, 0, 0x41, 7, 0x6c, 0x21, 0, 0x0b];
-    let body = [vec![0], block.repeat(BLOCKS), vec![0x20, 0, 0x0b]].concat();
+    let body = [vec![0], block.repeat(blocks), vec![0x20, 0, 0x0b]].concat();
     let code = [vec![1], leb(body.len()), body].concat();
     let module = [b"\0asm\x01\0\0\0".to_vec(), section(1, &[1, 0x60, 1, 0x7f, 1, 0x7f]), section(3, &[1, 0]), section(10, &code)].concat();
     [component.to_vec(), section(1, &module)].concat()

@@ -112,6 +112,7 @@ async fn what_is_not_both_claimed_and_allowed_is_denied_and_the_log_says_how_to_
     let bench = bench(&server, "").await;
     let port = server.address.port();
     for (url, words) in [
+        (format!("http://{}.demo/", "long.".repeat(45)), "http://long.long."),
         ("http://claimed.demo/".to_owned(), "add http://claimed.demo:80 to `allowedHosts`"),
         ("http://allowed.demo/".into(), "does not ask for it"),
         ("http://other.demo/".into(), "http://other.demo:80"),
@@ -145,8 +146,73 @@ async fn a_wildcard_covers_one_label_and_a_head_that_is_late_is_the_limit_of_the
     }
     let began = Instant::now();
     let outcome = bench.run(json!({ "do": "http", "url": "http://a.demo.io/stall" })).await.expect("the guest copes");
-    assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpResponseTimeout".into()));
+    let late = "ErrorCode::HttpResponseTimeout (there was no answer from http://a.demo.io:80 within the 100ms that it may take \
+                (`limits.httpFirstByte` in plugin.yaml))";
+    assert_eq!(outcome.next, Next::Retry(late.into()));
     assert!(began.elapsed() < Duration::from_secs(5), "the default is 5 s beside 2 s for the connection");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_late_is_a_limit_that_the_sentence_names() {
+    // The kernel takes the connection, and nobody ever answers to the handshake.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = silent.local_addr().expect("bound");
+    let component = claiming(&json!({ "hosts": ["https://mail.demo", "http://mail.demo"] }));
+    let yaml = "allowedHosts: ['https://mail.demo', 'http://mail.demo']\nlimits: {httpConnect: 150ms}";
+    let server = Server::start().await;
+    let ways = [format!("mail.demo:443={address}"), format!("mail.demo:80={}", server.address)];
+    let set = |config: &mut berth_host::plugin::RuntimeConfig| config.resolve = ways.map(|way| way.parse().expect("an entry")).to_vec();
+    let bench = Bench::with(&component, yaml, set).await;
+    let began = Instant::now();
+    let outcome = bench.run(json!({ "do": "http", "url": "https://mail.demo/" })).await.expect("the guest copes");
+    let late = "ErrorCode::ConnectionTimeout (there was no connection to https://mail.demo:443 within the 150ms that it may take \
+                (`limits.httpConnect` in plugin.yaml))";
+    assert_eq!(outcome.next, Next::Retry(late.into()));
+    assert!(began.elapsed() < Duration::from_secs(2), "the default is 2 s");
+    assert_eq!(bench.status(json!({ "do": "http", "url": "http://mail.demo/hello" })).await["code"], 200);
+}
+
+#[tokio::test]
+async fn methods_that_show_a_request_or_open_a_tunnel_are_denied() {
+    let events = Events::record();
+    let server = Server::start().await;
+    let bench = bench(&server, "").await;
+    for method in ["TRACE", "TRACK", "track", "CONNECT"] {
+        let outcome = bench.run(json!({ "do": "http", "url": "http://mail.demo/hello", "method": method })).await.expect("the guest copes");
+        assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpRequestDenied".into()), "{method}");
+        let last = events.of_guests().pop().expect("a line").to_string();
+        assert!(last.contains(&format!("denied a {method} request")), "{last}");
+    }
+    assert_eq!(server.seen(), 0);
+    bench.run(json!({ "do": "http", "url": "http://mail.demo/hello", "method": "PURGE" })).await.expect("sent");
+    assert_eq!(server.seen(), 1);
+}
+
+/// What a server gets of a request whose run ends in this way, to the end of the connection.
+async fn got(end: &str) -> String {
+    use tokio::io::AsyncReadExt;
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = server.local_addr().expect("bound");
+    let url = format!("http://{address}/");
+    let bench =
+        Bench::with(&claiming(&json!({ "hosts": [url] })), &format!("allowedHosts: ['http://{address}']\ntimeout: 1s"), |_| {}).await;
+    let read = async {
+        let (mut connection, _) = server.accept().await.expect("a connection");
+        let mut text = Vec::new();
+        // A connection that is reset has ended too.
+        let _ = connection.read_to_end(&mut text).await;
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    let (text, _) = tokio::join!(read, bench.run(json!({ "do": "half", "url": url, "end": end, "ms": 100 })));
+    text
+}
+
+#[tokio::test]
+async fn half_a_request_is_never_ended_as_if_it_were_whole() {
+    for end in ["return", "trap", "hang"] {
+        let text = got(end).await;
+        assert!(text.contains("half of it") && !text.contains("0\r\n\r\n"), "{end}: {text:?}");
+    }
 }
 
 #[tokio::test]
@@ -189,7 +255,7 @@ async fn an_answer_that_never_comes_or_drips_ends_with_the_call() {
         let result = bench.run(json!({ "do": "http", "url": format!("http://mail.demo/{path}") })).await;
         match result {
             Err(Failure::Deadline(_)) => {}
-            Ok(outcome) => assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpResponseTimeout".into()), "{path}"),
+            Ok(outcome) => assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpResponseTimeout".into()), "{path}: no limit of ours"),
             Err(other) => panic!("{path}: {other}"),
         }
         assert!(began.elapsed() < Duration::from_secs(3), "{path}: {:?}", began.elapsed());

@@ -106,6 +106,9 @@ async fn nothing_but_clocks_and_random_numbers_is_in_reach_and_every_denial_is_c
     // Two runs; connect, listen and udp are sockets.
     assert_eq!((count(Denial::Socket), count(Denial::NameLookup)), (6, 2));
     assert_eq!((count(Denial::HttpHost), count(Denial::ClusterRead)), (2, 2));
+    // The question for folders, which a guest asks once however many files it tries.
+    assert_eq!(count(Denial::Files), 2);
+    assert_eq!(events.of_guests().iter().filter(|line| line.to_string().contains("denied files")).count(), 2);
     let said = events.of_guests().iter().filter(|line| line.to_string().contains("denied a socket")).count();
     assert_eq!(said, 2, "once a run, with what to do instead");
 }
@@ -124,6 +127,7 @@ fn every_import_is_asked_for_at_the_gate_or_reaches_nothing() {
     const GATED: &[&str] = &[
         "berth:plugin/cluster",
         "berth:plugin/log",
+        "wasi:filesystem/preopens",
         "wasi:http/outgoing-handler",
         "wasi:sockets/ip-name-lookup",
         "wasi:sockets/tcp-create-socket",
@@ -139,7 +143,7 @@ fn every_import_is_asked_for_at_the_gate_or_reaches_nothing() {
         "wasi:sockets/udp",
         "wasi:io/",
         // No folder, no variable, no argument, no input; output is the log of the run.
-        "wasi:filesystem/",
+        "wasi:filesystem/types",
         "wasi:cli/",
         // The time, and numbers.
         "wasi:clocks/",

@@ -9,6 +9,8 @@ use crate::{
     plugin::{
         bindings::berth::plugin::cluster::{Host, Json, Kind, ObjectRef, Page, ReadError},
         instance::State,
+        limits::{self, FIXED, Size},
+        text::shorten,
     },
     reads::{self, Query, Reader, Target},
 };
@@ -38,6 +40,7 @@ impl crate::plugin::bindings::berth::plugin::types::Host for State {}
 impl Host for State {
     async fn get(&mut self, target: ObjectRef) -> Result<Option<Json>, ReadError> {
         let ObjectRef { group, version, kind, namespace, name } = target;
+        self.asked(&[&group, &version, &kind, namespace.as_deref().unwrap_or_default(), &name])?;
         let target = Target { group, version, kind, key: ObjectKey::new(namespace.as_deref(), &name) };
         let found = self.reader()?.get(target).await;
         found.map(|found| found.as_deref().map(text)).map_err(|error| self.unread(error))
@@ -53,6 +56,8 @@ impl Host for State {
     ) -> Result<Page, ReadError> {
         let Kind { group, version, kind, plural, namespaced } = kind;
         let kind = object::Kind { group, version, kind, plural, namespaced };
+        let names = [&kind.group, &kind.version, &kind.kind, &kind.plural, &label_selector].map(String::as_str);
+        self.asked(&[&names[..], &[namespace.as_deref().unwrap_or_default(), after.as_deref().unwrap_or_default()]].concat())?;
         let query = Query { kind, namespace, label_selector, limit, after };
         let page = self.reader()?.list(query).await;
         let page =
@@ -68,11 +73,21 @@ impl State {
         self.reads.reader.clone().ok_or_else(|| ReadError::Other("this run has nothing to read from".into()))
     }
 
+    /// The host remembers what a run has read, so that it counts towards the run's memory.
+    fn asked(&mut self, names: &[&str]) -> Result<(), ReadError> {
+        if names.iter().any(|name| name.len() > limits::READ_NAME) {
+            let most = Size(limits::READ_NAME as u64);
+            return Err(ReadError::Other(format!("a name or selector in it is longer than the {most} that one may have{FIXED}")));
+        }
+        let bytes = limits::READ_KEPT + names.iter().map(|name| name.len()).sum::<usize>();
+        self.keep(bytes).map_err(|_| ReadError::Other("this run has read so much that its memory is used up".into()))
+    }
+
     fn unread(&self, error: reads::ReadError) -> ReadError {
-        let sentence = error.to_string();
+        let sentence = shorten(&error.to_string(), limits::SENTENCE);
         match error {
             reads::ReadError::Forbidden(_) => {
-                self.gate.deny(&Denied { denial: Denial::ClusterRead, sentence: format!("denied a read: {sentence}") });
+                self.gate.deny(&Denied::new(Denial::ClusterRead, &format!("denied a read: {sentence}")));
                 ReadError::Forbidden(sentence)
             }
             reads::ReadError::NotSynced => {

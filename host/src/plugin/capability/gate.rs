@@ -6,11 +6,12 @@
 //!
 //! # Guarantees
 //! [`Call`] is matched in full: a capability that is added cannot be forgotten here. A denial is one line of the log for each sentence
-//! and run, at most [`SENTENCES`], however often the guest asks.
+//! and run, at most [`SENTENCES`], however often the guest asks; it is taken from what the run may log. Its sentence is of bounded
+//! length and on one line, whatever the guest asked for.
 //!
 //! # Caveats
-//! Clocks, random numbers and streams of the run's own are not asked for: they reach nothing. Files do not come this far, as there is
-//! no folder to open them in.
+//! Clocks, random numbers and streams of the run's own are not asked for: they reach nothing. Of files only the question for folders
+//! comes this far, as there is none to open them in.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +24,16 @@ use super::{
     http::{Grant, Route},
     log::Log,
 };
-use crate::{denial::Denial, metrics::Metrics, object::GroupKind, package::Origin};
+use crate::{
+    denial::Denial,
+    metrics::Metrics,
+    object::GroupKind,
+    package::Origin,
+    plugin::{
+        limits,
+        text::{one_line, shorten},
+    },
+};
 
 /// Different denials that a run has in the log.
 const SENTENCES: usize = 10;
@@ -45,6 +55,8 @@ pub enum Call<'c> {
     Socket,
     /// To look up a name.
     NameLookup,
+    /// For the folders that files could be opened in.
+    Files,
 }
 
 /// What the host does then.
@@ -62,6 +74,14 @@ pub struct Denied {
     pub denial: Denial,
     /// Why, and what to add where.
     pub sentence: String,
+}
+
+impl Denied {
+    /// With as much of the sentence as is fit to be shown: there may be words of the guest in it.
+    pub fn new(denial: Denial, sentence: &str) -> Self {
+        let sentence = shorten(&one_line(&shorten(sentence, limits::SENTENCE)), limits::SENTENCE);
+        Self { denial, sentence }
+    }
 }
 
 /// What a run may do.
@@ -105,12 +125,12 @@ impl Gate {
         }
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.len() < SENTENCES && said.insert(denied.sentence.clone()) {
-            self.log.host(&denied.sentence);
+            self.log.denial(&denied.sentence);
         }
     }
 
     fn judge(&self, call: &Call<'_>) -> Result<Permit, Denied> {
-        let denied = |denial, sentence: &str| Err(Denied { denial, sentence: sentence.into() });
+        let denied = |denial, sentence| Err(Denied::new(denial, sentence));
         match (call, &self.rights) {
             (Call::Log, _) => Ok(Permit::Plain),
             (Call::Http { .. }, None) => denied(Denial::HttpHost, "describe must not send requests"),
@@ -125,20 +145,25 @@ impl Gate {
             (Call::NameLookup, _) => {
                 denied(Denial::NameLookup, "denied the look-up of a name: the host looks up names itself, for requests by wasi:http")
             }
+            (Call::Files, _) => denied(Denial::Files, "denied files: plugins have none; what a handler has to know is in its `settings`"),
         }
     }
 }
 
 fn http(method: &Method, uri: &Uri, grant: &Grant) -> Result<Permit, Denied> {
-    let denied = |sentence| Denied { denial: Denial::HttpRequest, sentence };
+    let denied = |sentence: &str| Denied::new(Denial::HttpRequest, sentence);
     if method == Method::CONNECT {
-        return Err(denied("denied a CONNECT request: guests open no tunnels".into()));
+        return Err(denied("denied a CONNECT request: guests open no tunnels"));
+    }
+    // A server that answers to these shows a request's headers, with the credentials that the host has added.
+    if method == Method::TRACE || method.as_str().eq_ignore_ascii_case("track") {
+        return Err(denied(&format!("denied a {method} request: its answer would show what the host adds to requests")));
     }
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return Err(denied("denied a request without a scheme or host".into()));
+        return Err(denied("denied a request without a scheme or host"));
     };
     let place = Origin::new(scheme, authority.as_str())
-        .map_err(|error| denied(format!("denied a request to \"{scheme}://{authority}\", which {error}")))?;
-    let route = grant.route(&place).map_err(|sentence| Denied { denial: Denial::HttpHost, sentence })?;
+        .map_err(|error| denied(&format!("denied a request to \"{scheme}://{authority}\", which {error}")))?;
+    let route = grant.route(&place).map_err(|sentence| Denied::new(Denial::HttpHost, &sentence))?;
     Ok(Permit::Http(place, route))
 }

@@ -13,10 +13,14 @@
 //! A denied request's body is read to its end first: some guest clients report a closed stream instead of the denial. A back end that
 //! answers with the headers of its request shows the guest its own credentials.
 
+mod address;
 mod answer;
+mod asked;
 mod client;
 mod grant;
+pub mod head;
 mod kept;
+mod line;
 mod route;
 
 use std::{
@@ -26,13 +30,20 @@ use std::{
 };
 
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body::Body;
 use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use tokio::time::Instant;
 use wasmtime_wasi_http::{Error, RequestOptions, WasiBody, WasiHttpHooks};
 
-use self::{answer::Answer, client::Sent};
+pub use self::asked::Life;
+use self::{
+    answer::Answer,
+    asked::{Asked, Ended},
+    client::Sent,
+};
 pub use self::{
-    client::{Client, InvalidResolve, Resolve},
+    client::{Client, InvalidResolve, Resolve, Ways},
     grant::Grant,
     route::{Outside, Route},
 };
@@ -40,7 +51,7 @@ use super::gate::{Call, Denied, Gate, Permit};
 use crate::{
     denial::Denial,
     fence::{Fence, Stopped},
-    package::Origin,
+    package::{Origin, RunLimits},
     plugin::limits::{self, Limits, Size},
 };
 
@@ -50,7 +61,17 @@ pub struct Hooks {
     limits: Limits,
     outlet: Option<Outlet>,
     sent: u32,
-    exceeded: Arc<OnceLock<String>>,
+    run: Ended,
+    met: Met,
+}
+
+/// The limits that the requests of a run have met, each the first time, in a sentence.
+#[derive(Clone, Debug, Default)]
+pub struct Met {
+    /// One of number or size: it would be met again.
+    pub exceeded: Arc<OnceLock<String>>,
+    /// One of time: the other side may be faster the next time.
+    pub late: Arc<OnceLock<String>>,
 }
 
 /// Until when the requests of a run may go out.
@@ -63,14 +84,14 @@ pub struct Outlet {
 }
 
 impl Hooks {
-    /// Without an outlet nothing is sent, whatever the gate says: a trial has no capability.
-    pub fn new(gate: Arc<Gate>, limits: Limits, outlet: Option<Outlet>) -> Self {
-        Self { gate, limits, outlet, sent: 0, exceeded: Arc::default() }
+    /// For the run of this life. Without an outlet nothing is sent, whatever the gate says: a trial has no capability.
+    pub fn new(gate: Arc<Gate>, limits: Limits, outlet: Option<Outlet>, life: &Life) -> Self {
+        Self { gate, limits, outlet, sent: 0, run: life.ended(), met: Met::default() }
     }
 
-    /// The first limit that was reached, in a sentence.
-    pub fn exceeded(&self) -> Option<String> {
-        self.exceeded.get().cloned()
+    /// What was met so far.
+    pub fn met(&self) -> Met {
+        self.met.clone()
     }
 }
 
@@ -79,26 +100,32 @@ type Answered = Result<(Response<WasiBody>, Io), Error>;
 type Sending = Box<dyn Future<Output = Answered> + Send>;
 
 impl WasiHttpHooks for Hooks {
+    fn p2_outgoing_body_chunk_size(&mut self) -> usize {
+        limits::BODY_CHUNK
+    }
+
     fn send_request(&mut self, request: Request<WasiBody>, options: Option<RequestOptions>, _: Io) -> Sending {
         self.sent = self.sent.saturating_add(1);
-        let most = self.limits.http_requests;
+        let most = self.limits.run.http_requests;
         if self.sent > most {
             let how = self.limits.how("limits.httpRequests");
-            let sentence = self.exceeded.get_or_init(|| format!("the handler sent more than the {most} HTTP requests that a run may{how}"));
+            let sentence =
+                self.met.exceeded.get_or_init(|| format!("the handler sent more than the {most} HTTP requests that a run may{how}"));
             return Box::new(deny(request, Error::InternalError(Some(sentence.clone()))));
         }
         let permit = self.gate.check(&Call::Http { method: request.method(), uri: request.uri() });
         match (permit, self.outlet.clone()) {
             (Ok(Permit::Http(place, route)), Some(outlet)) => {
-                let sender = Sender { gate: self.gate.clone(), limits: self.limits, exceeded: self.exceeded.clone(), outlet, place, route };
-                Box::new(sender.send(request, options.unwrap_or_default()))
+                let sender = Sender { gate: self.gate.clone(), limits: self.limits, met: self.met.clone(), outlet, place, route };
+                let run = self.run.clone();
+                Box::new(sender.send(request.map(|body| Asked::new(body, run)), options.unwrap_or_default()))
             }
             _ => Box::new(deny(request, Error::HttpRequestDenied)),
         }
     }
 }
 
-async fn deny(request: Request<WasiBody>, error: Error) -> Answered {
+async fn deny<B: Body + Unpin>(request: Request<B>, error: Error) -> Answered {
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}
     Err(error)
@@ -108,19 +135,19 @@ async fn deny(request: Request<WasiBody>, error: Error) -> Answered {
 struct Sender {
     gate: Arc<Gate>,
     limits: Limits,
-    exceeded: Arc<OnceLock<String>>,
+    met: Met,
     outlet: Outlet,
     place: Origin,
     route: Arc<Route>,
 }
 
 impl Sender {
-    async fn send(self, mut request: Request<WasiBody>, options: RequestOptions) -> Answered {
+    async fn send(self, mut request: Request<Asked>, options: RequestOptions) -> Answered {
         let prepared = self.outlet.fence.guard(self.left(), self.prepare()).await;
         let (client, credential) = match prepared {
             Ok(Ok(prepared)) => prepared,
             Ok(Err(sentence)) => {
-                self.gate.deny(&Denied { denial: Denial::HttpSecret, sentence: sentence.clone() });
+                self.gate.deny(&Denied::new(Denial::HttpSecret, &sentence));
                 return deny(request, Error::InternalError(Some(sentence))).await;
             }
             Err(stopped) => return Err(ended(&stopped)),
@@ -129,35 +156,58 @@ impl Sender {
             // Whatever the guest has put there goes.
             request.headers_mut().insert(header, value);
         }
-        let connect = smaller(options.connect_timeout, limits::HTTP_CONNECT);
-        let first_byte = smaller(options.first_byte_timeout, self.limits.http_first_byte).saturating_add(connect).min(self.left());
-        let response = match self.outlet.fence.guard(first_byte, client.send(request)).await {
-            Ok(Sent::Response(response)) => response,
-            Ok(Sent::Refused(sentence)) => {
-                self.gate.deny(&Denied { denial: Denial::HttpAddress, sentence });
-                return Err(Error::DestinationIpProhibited);
-            }
-            Ok(Sent::Failed(error, cause)) => {
-                if matches!(error, Error::TlsCertificateError) {
-                    self.gate.deny(&self.untrusted(&cause));
-                }
-                tracing::debug!(place = %self.place, %cause, "HTTP request of a guest failed");
-                return Err(error);
-            }
-            Err(stopped) => return Err(ended(&stopped)),
-        };
+        let response = self.deliver(&client, request, &options).await?;
         if response.status() == StatusCode::UNAUTHORIZED && self.was_rotated(credential.as_ref()).await {
             // The guest would take the 401 for final.
             return Err(Error::InternalError(Some(format!("the credentials for {} were being rotated", self.place))));
         }
-        let most = self.limits.http_response;
-        let (place, how, exceeded) = (self.place, self.limits.how("limits.httpResponse"), self.exceeded);
+        let most = self.limits.run.http_response;
+        let (place, how, exceeded) = (self.place, self.limits.how("limits.httpResponse"), self.met.exceeded);
         let on_excess = move || {
             let size = Size(most as u64);
             let _ = exceeded.set(format!("a response from {} is larger than the {size} that one may have{how}", place.host()));
         };
         let body = |body| Answer::new(body, most, options.between_bytes_timeout, on_excess).boxed_unsync();
         Ok((response.map(body), Box::new(async { Ok(()) })))
+    }
+
+    /// Waits for the head of the response.
+    async fn deliver(&self, client: &Client, request: Request<Asked>, options: &RequestOptions) -> Result<Response<Incoming>, Error> {
+        let RunLimits { http_connect, http_first_byte, .. } = self.limits.run;
+        let connect = smaller(options.connect_timeout, http_connect);
+        let first_byte = smaller(options.first_byte_timeout, http_first_byte);
+        let both = first_byte.saturating_add(connect).min(self.left());
+        match self.outlet.fence.guard(both, client.send(request)).await {
+            Ok(Sent::Response(response)) => Ok(response),
+            Ok(Sent::Refused(sentence)) => {
+                self.gate.deny(&Denied::new(Denial::HttpAddress, &sentence));
+                Err(Error::DestinationIpProhibited)
+            }
+            Ok(Sent::Late) => {
+                self.late("connection to", http_connect, "limits.httpConnect");
+                Err(Error::ConnectionTimeout)
+            }
+            Ok(Sent::Failed(error, cause)) => {
+                if matches!(error, Error::TlsCertificateError) {
+                    self.gate.deny(&self.untrusted(&cause));
+                }
+                tracing::debug!(place = %self.place, %cause, "HTTP request of a guest failed");
+                Err(error)
+            }
+            Err(stopped) => {
+                // The guest's own time, or the end of the call, is no limit of ours.
+                if first_byte == http_first_byte && !self.left().is_zero() {
+                    self.late("answer from", http_first_byte, "limits.httpFirstByte");
+                }
+                Err(ended(&stopped))
+            }
+        }
+    }
+
+    fn late(&self, what: &str, limit: Duration, setting: &str) {
+        let how = self.limits.how(setting);
+        let sentence = || format!("there was no {what} {} within the {limit:?} that it may take{how}", self.place);
+        self.met.late.get_or_init(sentence);
     }
 
     /// The client that trusts whom it should, and the header to set.
@@ -175,10 +225,8 @@ impl Sender {
             Some(_) => "by the `ca` of its entry in `allowedHosts`",
             None => "by the authorities of the web; to trust another, name it as `ca` of its entry in `allowedHosts`",
         };
-        Denied {
-            denial: Denial::HttpCertificate,
-            sentence: format!("denied a request to {}: its certificate is not trusted {whom} ({cause})", self.place),
-        }
+        let sentence = format!("denied a request to {}: its certificate is not trusted {whom} ({cause})", self.place);
+        Denied::new(Denial::HttpCertificate, &sentence)
     }
 
     fn left(&self) -> Duration {

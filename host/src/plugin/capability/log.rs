@@ -1,8 +1,8 @@
 //! `berth:plugin/log`, stdout and stderr: guest text as `tracing` events with plugin, digest and object, within a budget.
 //!
 //! # Guarantees
-//! One event is one line: control characters are escaped. A run writes at most its budget; how many lines were dropped
-//! beyond is said once, at the end of the run. The target is `guest`, so that a filter tells guests from the host.
+//! One event is one line: control characters are escaped. A run writes at most its budget, as the lines are written and with what
+//! comes with each; how many lines were dropped beyond is said once, at the end of the run. Nothing is escaped that is not written. The target is `guest`, so that a filter tells guests from the host.
 
 use std::{
     io,
@@ -60,7 +60,7 @@ struct Written {
 impl Log {
     /// An empty one, with the budget of these limits.
     pub fn new(speaker: Speaker, budget: Limits) -> Arc<Self> {
-        let state = Written { left: budget.log_bytes, dropped: 0, stdout: Vec::new(), stderr: Vec::new(), last_words: Vec::new() };
+        let state = Written { left: budget.run.log, dropped: 0, stdout: Vec::new(), stderr: Vec::new(), last_words: Vec::new() };
         Arc::new(Self { speaker, budget, state: Mutex::new(state) })
     }
 
@@ -68,6 +68,15 @@ impl Log {
     pub fn host(&self, sentence: &str) {
         let Speaker { plugin, digest, object } = &self.speaker;
         tracing::warn!(target: "guest", %plugin, %digest, %object, "{}", one_line(sentence));
+    }
+
+    /// A line of the host's about what the guest must not do. It is taken from the budget, as its words may be the guest's, and yet said
+    /// where nothing is left: a guest cannot hide what it was denied.
+    pub fn denial(&self, sentence: &str) {
+        let mut state = self.written();
+        state.left = state.left.saturating_sub(sentence.len() + limits::LOG_OVERHEAD);
+        drop(state);
+        self.host(sentence);
     }
 
     /// What the guest wrote to stderr at last: the place and message of a panic, or the last line.
@@ -88,15 +97,10 @@ impl Log {
     }
 
     fn emit(&self, level: Level, message: &str, fields: &[(String, String)]) {
-        let mut state = self.written();
-        let size = message.len() + fields.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
-        if !state.afford(size.min(2 * limits::LOG_LINE)) {
-            return;
+        let (message, fields) = (fit(message), shown(fields));
+        if self.written().afford(message.len() + fields.len()) {
+            self.write(level, &message, &fields);
         }
-        drop(state);
-        let message = one_line(&shorten(message, limits::LOG_LINE));
-        let fields = fields.iter().map(|(key, value)| format!("{}={value:?}", one_line(key))).collect::<Vec<_>>().join(" ");
-        self.write(level, &message, &one_line(&shorten(&fields, limits::LOG_LINE)));
     }
 
     fn write(&self, level: Level, message: &str, fields: &str) {
@@ -128,7 +132,7 @@ impl Log {
 
     fn line(&self, state: &mut Written, stream: Stream, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
-        let line = one_line(line.trim_end_matches(['\r', '\n']));
+        let line = fit(line.trim_end_matches(['\r', '\n']));
         if line.is_empty() {
             return;
         }
@@ -157,16 +161,16 @@ impl Drop for Log {
         }
         let dropped = self.written().dropped;
         if dropped > 0 {
-            let (most, how) = (Size(self.budget.log_bytes as u64), self.budget.how("limits.log"));
+            let (most, how) = (Size(self.budget.run.log as u64), self.budget.how("limits.log"));
             self.host(&format!("dropped {dropped} lines beyond the {most} that a run may log{how}"));
         }
     }
 }
 
 impl Written {
-    /// Takes the size from the budget. Once a line did not fit, none does: a log with holes misleads.
+    /// Takes a line with a text of this size from the budget. Once a line did not fit, none does: a log with holes misleads.
     fn afford(&mut self, size: usize) -> bool {
-        match self.left.checked_sub(size.max(1)) {
+        match self.left.checked_sub(size + limits::LOG_OVERHEAD) {
             Some(left) if self.dropped == 0 => {
                 self.left = left;
                 true
@@ -184,6 +188,23 @@ impl Written {
             Stream::Stderr => &mut self.stderr,
         }
     }
+}
+
+/// A text as it is written: cut before it is escaped, so that no more is escaped than is written, and again after it has grown.
+fn fit(text: &str) -> String {
+    shorten(&one_line(&shorten(text, limits::LOG_LINE)), limits::LOG_LINE)
+}
+
+/// The fields as they are written, as far as a line goes.
+fn shown(fields: &[(String, String)]) -> String {
+    let mut text = String::new();
+    for (key, value) in fields {
+        let Some(room) = limits::LOG_LINE.checked_sub(text.len()) else { break };
+        let gap = if text.is_empty() { "" } else { " " };
+        let (key, value) = (shorten(key, room), shorten(value, room));
+        text.push_str(&format!("{gap}{}={value:?}", one_line(&key)));
+    }
+    fit(&text)
 }
 
 impl Host for State {
@@ -244,7 +265,7 @@ impl OutputStream for Lines {
     }
 
     fn check_write(&mut self) -> StreamResult<usize> {
-        Ok(self.log.budget.log_bytes)
+        Ok(limits::LOG_WRITE)
     }
 }
 
@@ -277,6 +298,25 @@ mod tests {
         log.stream(Stream::Stderr, b"warming up\n\nthread '<unnamed>' (1) panicked at src/lib.rs:3:5:\nno ");
         log.stream(Stream::Stderr, b"way\nnote: run with `RUST_BACKTRACE=1`");
         assert_eq!(log.last_words().as_deref(), Some("panicked at src/lib.rs:3:5: no way"));
+    }
+
+    #[test]
+    fn what_grows_when_it_is_escaped_counts_as_it_is_written() {
+        let log = log();
+        let before = log.written().left;
+        let fields: Vec<_> = (0..100_000).map(|_| ("\u{202e}".repeat(9), "\u{1b}".repeat(9))).collect();
+        log.emit(Level::Info, &"\u{1b}".repeat(1 << 20), &fields);
+        let spent = before - log.written().left;
+        let line = limits::LOG_LINE;
+        assert!((2 * line - 200..=2 * line + limits::LOG_OVERHEAD).contains(&spent), "{spent}");
+        for _ in 0..before {
+            log.emit(Level::Info, "", &[]);
+        }
+        assert!(log.written().left < limits::LOG_OVERHEAD, "an empty line costs its overhead");
+        let denied = log.written().dropped;
+        log.denial("denied a socket");
+        assert_eq!(log.written().left, 0);
+        assert_eq!(log.written().dropped, denied, "a denial is never dropped");
     }
 
     #[test]

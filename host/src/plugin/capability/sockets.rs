@@ -1,19 +1,25 @@
-//! `wasi:sockets`: linked, because some languages import it whether they use it or not, and denied at the door.
+//! `wasi:sockets` and `wasi:filesystem`: linked, because some languages import them whether they use them or not, and denied at the door.
 //!
 //! # Guarantees
-//! Neither a socket nor an address is ever made, so that none of the functions on them can be called.
+//! Neither a socket nor an address nor a folder is ever made, so that none of the functions on them can be called.
+//!
+//! # Caveats
+//! What is denied of files is the question for folders, which a guest asks once: an interpreter may ask it whatever its script does.
 
 use wasmtime::component::{HasSelf, Linker, Resource};
 use wasmtime_wasi::{
     p2::{
         DynPollable, IoError, SocketError,
-        bindings::sockets::{
-            ip_name_lookup::{self, HostResolveAddressStream, IpAddress, Network, ResolveAddressStream},
-            network::{self, ErrorCode, HostNetwork, IpAddressFamily},
-            tcp::TcpSocket,
-            tcp_create_socket,
-            udp::UdpSocket,
-            udp_create_socket,
+        bindings::{
+            filesystem::{preopens, types::Descriptor},
+            sockets::{
+                ip_name_lookup::{self, HostResolveAddressStream, IpAddress, Network, ResolveAddressStream},
+                network::{self, ErrorCode, HostNetwork, IpAddressFamily},
+                tcp::TcpSocket,
+                tcp_create_socket,
+                udp::UdpSocket,
+                udp_create_socket,
+            },
         },
     },
     sockets::WasiSocketsView,
@@ -28,6 +34,7 @@ pub fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     tcp_create_socket::add_to_linker::<State, HasSelf<State>>(linker, |state| state)?;
     udp_create_socket::add_to_linker::<State, HasSelf<State>>(linker, |state| state)?;
     ip_name_lookup::add_to_linker::<State, HasSelf<State>>(linker, |state| state)?;
+    preopens::add_to_linker::<State, HasSelf<State>>(linker, |state| state)?;
     linker.allow_shadowing(false);
     Ok(())
 }
@@ -70,6 +77,13 @@ impl udp_create_socket::Host for State {
 impl ip_name_lookup::Host for State {
     fn resolve_addresses(&mut self, _: Resource<Network>, _: String) -> Result<Resource<ResolveAddressStream>, SocketError> {
         denied(self, &Call::NameLookup)
+    }
+}
+
+impl preopens::Host for State {
+    fn get_directories(&mut self) -> wasmtime::Result<Vec<(Resource<Descriptor>, String)>> {
+        let _ = self.gate.check(&Call::Files);
+        Ok(Vec::new())
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
         cluster, log,
         types::{Event, EventType, Kind, Next, ObjectRef, Outcome, Phase, Request},
     },
+    hoard::hoard,
     http,
 };
 
@@ -39,6 +40,10 @@ pub fn reconcile(request: &Request) -> Outcome {
         "hostblock" => sleep(Duration::from_secs(3600)),
         "hostflood" => host_flood(),
         "greedy" => greedy(number("handles", 100_001)),
+        "hoard" => done(json!({ "phase": "Done", "kept": hoard(spec["what"].as_str().unwrap_or("bodies"), number("count", 300)) })),
+        "random" => done(json!({ "bytes": wasip2::random::random::get_random_bytes(number("bytes", 1)).len() })),
+        "logline" => log_line(number("bytes", 1) as usize, number("fields", 0)),
+        "half" => half(spec),
         "bigstatus" => done(json!({ "phase": "Done", "message": "x".repeat(number("bytes", 3 << 20) as usize) })),
         "deepjson" => raw(nested(number("depth", 65) as usize)),
         "rawstatus" => raw(spec["text"].as_str().unwrap_or_default().to_owned()),
@@ -112,6 +117,13 @@ fn log_flood(bytes: u64) -> Outcome {
     just(Next::AwaitChange)
 }
 
+/// One line with a message of so many bytes, and so many fields.
+fn log_line(bytes: usize, fields: u64) -> Outcome {
+    let fields: Vec<_> = (0..fields).map(|number| (format!("field-{number}"), "\u{1b}".repeat(50))).collect();
+    log::emit(log::Level::Info, &"\u{7}".repeat(bytes), &fields);
+    just(Next::AwaitChange)
+}
+
 fn log_inject() -> Outcome {
     let message = "first\nlevel=ERROR second \u{1b}[31mred\u{7} \u{202e}txet";
     log::emit(log::Level::Warn, message, &[("a key".into(), "a\r\nvalue".into())]);
@@ -175,13 +187,24 @@ fn get(spec: &Value, times: u64) -> Outcome {
     let url = spec["url"].as_str().unwrap_or_default();
     let mut last = None;
     for _ in 0..times {
-        match http::send(url, spec["headers"].as_object(), spec["body"].as_str()) {
+        match http::send(url, spec["method"].as_str(), spec["headers"].as_object(), spec["body"].as_str()) {
             Ok(answer) => last = Some(answer),
             Err(error) => return Outcome { status: Some(json!({ "error": error }).to_string()), ..just(Next::Retry(error)) },
         }
     }
     let (code, body) = last.unwrap_or_default();
     done(json!({ "phase": "Done", "code": code, "body": String::from_utf8_lossy(&body[..body.len().min(64 << 10)]), "length": body.len() }))
+}
+
+/// Ends, in the way of `spec.end`, in the middle of a request.
+fn half(spec: &Value) -> Outcome {
+    http::begin(spec["url"].as_str().unwrap_or_default());
+    std::thread::sleep(Duration::from_millis(spec["ms"].as_u64().unwrap_or_default()));
+    match spec["end"].as_str() {
+        Some("trap") => std::process::abort(),
+        Some("hang") => sleep(Duration::from_secs(3600)),
+        _ => just(Next::AwaitChange),
+    }
 }
 
 /// One object of the kind in `of`: its data, or else its status. It takes its time after reading, if it is told to.
@@ -258,7 +281,7 @@ fn reach() -> Outcome {
         "listen": text(std::net::TcpListener::bind("127.0.0.1:0").map(drop)),
         "udp": text(std::net::UdpSocket::bind("127.0.0.1:0").map(drop)),
         "lookup": text(std::net::ToSocketAddrs::to_socket_addrs("mail.demo:80").map(drop)),
-        "http": http::send("http://mail.demo/", None, None).err(),
+        "http": http::send("http://mail.demo/", None, None, None).err(),
         "cluster": cluster::get(&secret()).err().map(|error| error.to_string()),
         "now": now,
         "random": wasip2::random::random::get_random_u64().to_string(),

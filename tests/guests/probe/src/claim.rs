@@ -30,6 +30,8 @@ pub fn describe() -> Claim {
     match wanted["describe"].as_str() {
         Some("panic") => panic!("no claim today"),
         Some("loop") => crate::behaviour::spin(),
+        // More than its memory can hold, if each were kept.
+        Some("hoard") => drop(["bodies", "fields", "bodies"].map(|what| (0..9).map(|_| crate::hoard::hoard(what, 900)).sum::<u64>())),
         Some("sleep") => std::thread::sleep(std::time::Duration::from_secs(3600)),
         _ => {}
     }

@@ -6,8 +6,17 @@ use wasip2::http::{
     types::{Fields, IncomingBody, Method, OutgoingBody, OutgoingRequest, Scheme},
 };
 
-/// Sends a GET, or a POST where there is a body. Answers the code and the body, or the error as text.
-pub fn send(url: &str, headers: Option<&Map<String, Value>>, body: Option<&str>) -> Result<(u16, Vec<u8>), String> {
+/// Begins to send a request whose length nobody knows, and leaves it so: nothing is finished and nothing is dropped.
+pub fn begin(url: &str) {
+    let request = request(url, Some("POST"), None).expect("a URL");
+    let outgoing = request.body().expect("the first");
+    let future = outgoing_handler::handle(request, None).expect("sent");
+    let stream = outgoing.write().expect("the first");
+    stream.blocking_write_and_flush(b"half of it").expect("written");
+    std::mem::forget((stream, outgoing, future));
+}
+
+fn request(url: &str, method: Option<&str>, headers: Option<&Map<String, Value>>) -> Result<OutgoingRequest, String> {
     let (scheme, rest) = match url.split_once("://") {
         Some(("http", rest)) => (Scheme::Http, rest),
         Some(("https", rest)) => (Scheme::Https, rest),
@@ -22,7 +31,20 @@ pub fn send(url: &str, headers: Option<&Map<String, Value>>, body: Option<&str>)
     request.set_scheme(Some(&scheme)).map_err(|()| "bad scheme")?;
     request.set_authority(Some(authority)).map_err(|()| "bad authority")?;
     request.set_path_with_query(Some(path)).map_err(|()| "bad path")?;
-    request.set_method(if body.is_some() { &Method::Post } else { &Method::Get }).map_err(|()| "bad method")?;
+    let method = match method {
+        None | Some("GET") => Method::Get,
+        Some("POST") => Method::Post,
+        Some("TRACE") => Method::Trace,
+        Some("CONNECT") => Method::Connect,
+        Some(other) => Method::Other(other.to_owned()),
+    };
+    request.set_method(&method).map_err(|()| "bad method")?;
+    Ok(request)
+}
+
+/// Sends a GET, or a POST where there is a body, unless a method is given. Answers the code and the body, or the error as text.
+pub fn send(url: &str, method: Option<&str>, headers: Option<&Map<String, Value>>, body: Option<&str>) -> Result<(u16, Vec<u8>), String> {
+    let request = request(url, method.or(body.map(|_| "POST")), headers)?;
     let outgoing = request.body().map_err(|()| "no body")?;
     let future = outgoing_handler::handle(request, None).map_err(|error| format!("{error:?}"))?;
     {

@@ -7,6 +7,7 @@
 
 mod behaviour;
 mod claim;
+mod hoard;
 mod http;
 
 wit_bindgen::generate!({ path: "../../../wit", world: "reconciler" });

@@ -60,14 +60,14 @@ fn place(host: &str, settings: &Map<String, Value>) -> Result<HostPattern, Refus
 
 #[cfg(test)]
 mod tests {
-    use super::{super::client::Client, *};
+    use super::{super::client::tests::client, *};
 
     fn config(text: &str) -> Config {
         Config::parse(text.as_bytes()).expect("valid")
     }
 
     fn outside() -> Outside {
-        Outside { plugin: "p".into(), web: Arc::new(Client::new(Vec::new())), read: crate::secrets::nowhere() }
+        Outside { plugin: "p".into(), web: Arc::new(client()), read: crate::secrets::nowhere() }
     }
 
     #[tokio::test]

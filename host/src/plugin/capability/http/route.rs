@@ -2,7 +2,9 @@
 //!
 //! # Guarantees
 //! A host with a CA of its own has a client of its own, so a connection is never used under another CA than the one that verified it.
-//! Credentials go only where both `allowedHosts` and their Secret say; the Secret names the plugin too.
+//! Credentials go only where both `allowedHosts` and their Secret say; the Secret names the plugin too. With credentials, a CA is trusted
+//! only from the same Secret, or from what names the plugin as that does: whoever may write `plugin.yaml` cannot have the credentials
+//! sent to whom they vouch for themselves.
 
 use std::sync::Arc;
 
@@ -65,6 +67,7 @@ impl Route {
         let Some(ca) = &self.host.ca else { return Ok(self.outside.web.clone()) };
         let read = async |before: Option<&Private>| {
             let found = (self.outside.read)(ca.holder.clone()).await?;
+            self.may_vouch(ca, &found)?;
             let pem = found.data.get(&ca.key).ok_or_else(|| ReadError::Refused(format!("it has no key {:?}", ca.key)))?;
             let certificates = Digest::of(pem);
             match before.filter(|before| before.certificates == certificates) {
@@ -73,6 +76,23 @@ impl Route {
             }
         };
         self.private.get(read).await.map(|private| private.client).map_err(|error| self.without("the CA", &ca_holder(ca), &error))
+    }
+
+    /// Whether credentials may be sent to whom this CA vouches for.
+    fn may_vouch(&self, ca: &Ca, found: &Found) -> Result<(), ReadError> {
+        let Some(Credentials { secret, .. }) = &self.host.credentials else { return Ok(()) };
+        if matches!(&ca.holder, Holder::Secret(name) if name == secret) || self.is_named(found) {
+            return Ok(());
+        }
+        Err(ReadError::Refused(format!(
+            "credentials are sent to whom it vouches for, and its annotation {CREDENTIALS_FOR} does not name the plugin {}; add it there, \
+             or put the CA into the Secret {secret:?} of the credentials",
+            self.outside.plugin
+        )))
+    }
+
+    fn is_named(&self, found: &Found) -> bool {
+        listed(found, CREDENTIALS_FOR).any(|name| name == &*self.outside.plugin)
     }
 
     /// The header to set on a request to this place; none where the route has no credentials. Or in a sentence why it cannot be set.
@@ -100,7 +120,7 @@ impl Route {
         let Credentials { secret, key, prefix, header: _ } = credentials;
         let found = (self.outside.read)(Holder::Secret(secret.clone())).await?;
         let plugin = &self.outside.plugin;
-        if !listed(&found, CREDENTIALS_FOR).any(|name| name == &**plugin) {
+        if !self.is_named(&found) {
             return Err(ReadError::Refused(format!(
                 "its annotation {CREDENTIALS_FOR} does not name the plugin {plugin}; add it there if the Secret is meant for it"
             )));
@@ -158,7 +178,10 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
-    use crate::{package::Config, plugin::capability::http::kept::FRESH};
+    use crate::{
+        package::Config,
+        plugin::capability::http::{client::tests::client, kept::FRESH},
+    };
 
     type Shelf = Arc<Mutex<BTreeMap<&'static str, Found>>>;
 
@@ -178,7 +201,7 @@ mod tests {
             futures::future::ready(found.ok_or_else(|| ReadError::Refused("it is not there".into()))).boxed()
         });
         let config = Config::parse(format!("allowedHosts: [{yaml}]").as_bytes()).expect("valid");
-        let web = Arc::new(Client::new(Vec::new()));
+        let web = Arc::new(client());
         Route::new(config.allowed_hosts[0].clone(), Outside { plugin: "mailer".into(), web, read })
     }
 
@@ -231,12 +254,30 @@ mod tests {
         assert!(!route.rotated(&HeaderValue::from_static("Bearer newer")).await, "it was turned down for another reason");
     }
 
+    fn pem() -> String {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        rcgen::CertificateParams::new(["ca".to_owned()]).expect("valid").self_signed(&key).expect("signed").pem()
+    }
+
+    #[tokio::test]
+    async fn credentials_are_not_sent_to_whom_only_plugin_yaml_vouches_for() {
+        let (shelf, pem) = (Shelf::default(), pem());
+        let put = |name, annotations| drop(shelf.lock().expect("no panic").insert(name, found(annotations, &[("ca.crt", &pem)])));
+        let with = |ca: &str| format!("{{url: 'https://mail.corp', ca: {{{ca}}}, credentials: {{secret: s}}}}");
+        put("c", &[]);
+        put("s", BOTH);
+        for ca in ["configMap: c", "secret: c"] {
+            let sentence = route(&shelf, &with(ca)).client().await.err().expect("refused");
+            assert!(sentence.contains("does not name the plugin mailer") && sentence.contains("into the Secret \"s\""), "{sentence}");
+        }
+        assert!(route(&shelf, &with("secret: s")).client().await.is_ok());
+        assert!(route(&shelf, "{url: 'https://mail.corp', ca: {configMap: c}}").client().await.is_ok(), "without credentials");
+        put("c", &[(CREDENTIALS_FOR, "mailer")]);
+        assert!(route(&shelf, &with("configMap: c")).client().await.is_ok());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_ca_has_a_client_of_its_own_that_lasts_as_long_as_its_certificates() {
-        let pem = || {
-            let key = rcgen::KeyPair::generate().expect("a key");
-            rcgen::CertificateParams::new(["ca".to_owned()]).expect("valid").self_signed(&key).expect("signed").pem()
-        };
         let shelf = Shelf::default();
         let put = |pem: &str| drop(shelf.lock().expect("no panic").insert("c", found(&[], &[("ca.crt", pem)])));
         let yaml = "{url: 'https://mail.corp', ca: {configMap: c}}";

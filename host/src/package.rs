@@ -250,7 +250,7 @@ fn decompress(file: &str, encoding: Encoding, bytes: Bytes) -> Result<Bytes, Ref
         }
     };
     component.ok_or_else(|| {
-        let message = format!("The component is larger than {} MiB after decompression.", MAX_COMPONENT >> 20);
+        let message = format!("The component is larger than {} MiB after decompression (fixed).", MAX_COMPONENT >> 20);
         Refusal::new(reason::TOO_LARGE, message)
     })
 }

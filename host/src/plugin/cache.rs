@@ -225,5 +225,9 @@ mod tests {
         let there = [&old, &used, &new].map(|digest| cache.path(digest, ARTEFACT).exists());
         assert_eq!(there, [false, true, true]);
         assert_eq!(fs::read_dir(&cache.directory).expect("there").count(), 4, "two artefacts with their checksums");
+        let large = Digest::of(b"d");
+        store(&cache, &large, &[0; 30]);
+        let there = [&used, &new, &large].map(|digest| cache.path(digest, ARTEFACT).exists());
+        assert_eq!(there, [false, false, true], "room is made for what comes, and not by what has just come");
     }
 }

@@ -167,3 +167,15 @@ fn http(method: &Method, uri: &Uri, grant: &Grant) -> Result<Permit, Denied> {
     let route = grant.route(&place).map_err(|sentence| Denied::new(Denial::HttpHost, &sentence))?;
     Ok(Permit::Http(place, route))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_with_words_of_the_guest_is_short_and_on_one_line() {
+        let denied = Denied::new(Denial::ClusterRead, &format!("denied a read of {}", "\u{1b}\n".repeat(1 << 20)));
+        assert!(denied.sentence.len() <= limits::SENTENCE && !denied.sentence.contains(char::is_control), "{denied:?}");
+        assert!(denied.sentence.starts_with("denied a read of \\u{1b}\\n"), "{denied:?}");
+    }
+}

@@ -30,11 +30,11 @@ use super::{
 };
 use crate::plugin::{limits, shares::Share};
 
-/// How long a connection is kept for the next request.
-const IDLE: Duration = Duration::from_secs(30);
+/// How long a connection is kept for the next request. It has a place among those of its plugin all the while.
+const IDLE: Duration = Duration::from_secs(10);
 
-/// Connections kept for one place.
-const IDLE_PER_HOST: usize = 8;
+/// Connections kept for one place: for as many objects as run at once by default.
+const IDLE_PER_HOST: usize = 16;
 
 /// `HOST:PORT=ADDR` or `HOST:PORT=ADDR:PORT`: connections to a name go to an address of the operator's choice, as with curl.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -129,6 +129,11 @@ impl Pool {
 }
 
 impl Part {
+    /// How much there is of it.
+    pub fn most(&self) -> u32 {
+        self.most
+    }
+
     /// Waits for so much of it.
     pub async fn take(&self, amount: u32) -> Taken {
         Taken { _own: take(&self.own, amount).await, _all: take(&self.all, amount).await }

@@ -60,6 +60,10 @@ async fn sixty_four_deep_recursions_at_once_trap_one_by_one() {
     for failure in futures::future::join_all(calls).await {
         assert!(matches!(&failure, Failure::Trap(cause) if cause.contains("call stack exhausted")), "{failure}");
     }
+    let small = Bench::with(probe(), "", |config| config.stack = 128 << 10).await;
+    let failure = small.failure(json!({ "do": "deep" })).await;
+    assert!(failure.to_string().contains("(the limit is 128Ki, `--stack` of berth run; recurse less)"), "{failure}");
+    small.still_works().await;
     let failure = bench.failure(json!({ "do": "wide" })).await;
     assert!(matches!(&failure, Failure::Trap(cause) if cause.contains("recursion too deep")), "{failure}");
     bench.still_works().await;

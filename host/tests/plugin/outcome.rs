@@ -68,6 +68,9 @@ async fn children_come_through_up_to_their_number_and_depth() {
     assert_eq!(children(json!([{"kind": "Job"}])).await.expect("accepted").children, Some(vec![json!({"kind": "Job"})]));
     let many = children(json!(vec![json!({}); 101])).await.expect_err("too many");
     assert!(matches!(&many, Failure::Limit(why) if why.contains("101 children") && why.contains("100")), "{many}");
+    let more = Bench::new("limits: {children: 101}").await;
+    let raised = more.run(json!({ "do": "children", "children": vec![json!({}); 101] })).await.expect("within the raised limit");
+    assert_eq!(raised.children.map(|children| children.len()), Some(101));
     let deep = (0..70).fold(json!(1), |value, _| json!({ "a": value }));
     let deep = children(json!([deep])).await.expect_err("too deep");
     assert!(matches!(&deep, Failure::Refused(why) if why.contains("64")), "{deep}");

@@ -187,6 +187,12 @@ impl Sender {
                 self.late("connection to", http_connect, "limits.httpConnect");
                 Err(Error::ConnectionTimeout)
             }
+            Ok(Sent::Crowded(most)) => {
+                let sentence =
+                    || format!("all of the {most} connections that one plugin may have are in use (`--connections` of berth run)");
+                self.met.late.get_or_init(sentence);
+                Err(Error::ConnectionLimitReached)
+            }
             Ok(Sent::Failed(error, cause)) => {
                 if matches!(error, Error::TlsCertificateError) {
                     self.gate.deny(&self.untrusted(&cause));

@@ -154,7 +154,28 @@ fn of_the_host() -> Vec<Row> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        limits: HostLimits,
+    }
+
+    #[test]
+    fn without_flags_the_host_has_its_defaults_and_no_flag_makes_it_useless() {
+        let flags = |text: &str| {
+            let words = std::iter::once("berth").chain(text.split_whitespace());
+            Flags::try_parse_from(words).map(|flags| flags.limits).map_err(|error| error.to_string())
+        };
+        assert_eq!(flags(""), Ok(HostLimits::default()));
+        assert_eq!(flags("--stack 1Mi --sandbox-memory 3Gi").map(|limits| (limits.stack, limits.sandbox_memory)), Ok((1 << 20, 3 << 30)));
+        for text in ["--stack 1Ki", "--stack 9Mi", "--sandbox-memory 127Mi", "--sandbox-memory much", "--connections 3"] {
+            assert!(flags(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn the_table_shows_values_as_plugin_yaml_would() {

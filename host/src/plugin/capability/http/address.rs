@@ -115,7 +115,7 @@ fn carried(v6: Ipv6Addr) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use std::{
-        sync::atomic::{AtomicUsize, Ordering},
+        sync::{Condvar, Mutex},
         time::Duration,
     };
 
@@ -201,15 +201,14 @@ mod tests {
         assert!(matches!(of("http://localhost/").await, Err(DialError::Prohibited { .. })));
     }
 
-    static BEGUN: AtomicUsize = AtomicUsize::new(0);
-    static ANSWERED: AtomicUsize = AtomicUsize::new(0);
+    /// How many look-ups have begun, and whether the server answers.
+    static SERVER: Mutex<(u32, bool)> = Mutex::new((0, false));
+    static ANSWERS: Condvar = Condvar::new();
 
-    /// Takes as long as a server that never answers, until the test has seen enough.
     fn slow(_: &str, _: u16) -> io::Result<Vec<SocketAddr>> {
-        BEGUN.fetch_add(1, Ordering::SeqCst);
-        while ANSWERED.load(Ordering::SeqCst) == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let mut server = SERVER.lock().expect("no panic");
+        server.0 += 1;
+        drop(ANSWERS.wait_while(server, |(_, answers)| !*answers).expect("no panic"));
         Ok(vec![SocketAddr::new(IpAddr::from([10, 0, 0, 1]), 80)])
     }
 
@@ -220,9 +219,9 @@ mod tests {
             let waiting = addresses(&uri, &[], slow, &part);
             assert!(tokio::time::timeout(Duration::from_millis(2), waiting).await.is_err());
         }
-        let begun = BEGUN.load(Ordering::SeqCst);
-        ANSWERED.store(1, Ordering::SeqCst);
-        assert_eq!(begun, crate::plugin::limits::LOOK_UPS as usize / 4);
+        let begun = std::mem::replace(&mut *SERVER.lock().expect("no panic"), (0, true)).0;
+        ANSWERS.notify_all();
+        assert_eq!(begun, crate::plugin::limits::LOOK_UPS / 4);
         assert_eq!(addresses(&uri, &[], slow, &part).await.expect("found").len(), 1);
     }
 }

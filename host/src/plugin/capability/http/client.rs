@@ -86,6 +86,8 @@ pub enum Sent {
     Refused(String),
     /// There was no connection in time.
     Late,
+    /// The plugin has as many connections as it may have, which is so many.
+    Crowded(u32),
     /// For the guest, and for the host's own log.
     Failed(Error, String),
 }
@@ -159,6 +161,7 @@ fn ended(error: &legacy::Error) -> Sent {
                 DialError::Prohibited { .. } => Sent::Refused(dial.to_string()),
                 DialError::NoName(_) => failed(Error::DnsError { rcode: None, info_code: None }),
                 DialError::TooSlow => Sent::Late,
+                DialError::Crowded(most) => Sent::Crowded(*most),
                 DialError::Unreachable(_) => failed(Error::ConnectionRefused),
             };
         }
@@ -230,6 +233,8 @@ pub(super) enum DialError {
     NoName(io::Error),
     #[error("no connection in time")]
     TooSlow,
+    #[error("all of {0} connections are in use")]
+    Crowded(u32),
     #[error("cannot connect: {0}")]
     Unreachable(io::Error),
 }
@@ -244,9 +249,11 @@ impl Service<Uri> for Dialer {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let Self { ways: Ways { resolve, share, .. }, look_up } = self.clone();
+        let Self { ways: Ways { resolve, share, connect }, look_up } = self.clone();
         Box::pin(async move {
-            let place = share.connections.take(1).await;
+            // Not all the time that a connection may take, so that it is known what it was spent on.
+            let place = tokio::time::timeout(connect * 3 / 4, share.connections.take(1)).await;
+            let place = place.map_err(|_| DialError::Crowded(share.connections.most()))?;
             let addresses = addresses(&uri, &resolve, look_up, &share.look_ups).await?;
             let stream = TcpStream::connect(&*addresses).await.map_err(DialError::Unreachable)?;
             // Requests of guests are small and wait for their answer.
@@ -272,14 +279,15 @@ pub(super) mod tests {
         let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let uri: Uri = format!("http://{}/", server.local_addr().expect("bound")).parse().expect("valid");
         let shares = Shares::new(1, 1 << 20, 8);
-        let dialer = |plugin| Dialer { ways: Ways { share: shares.of(plugin), ..client().ways }, look_up: of_system };
-        let connect = async |plugin| tokio::time::timeout(Duration::from_millis(200), dialer(plugin).call(uri.clone())).await;
+        let soon = Duration::from_millis(400);
+        let dialer = |plugin| Dialer { ways: Ways { share: shares.of(plugin), connect: soon, ..client().ways }, look_up: of_system };
+        let connect = async |plugin| dialer(plugin).call(uri.clone()).await;
         let (greedy, modest) = (shares.of("greedy"), shares.of("modest"));
-        let held = [connect("greedy").await.expect("in time"), connect("greedy").await.expect("in time")];
-        assert!(connect("greedy").await.is_err(), "a quarter of eight is two");
-        assert!(connect("modest").await.is_ok_and(|connected| connected.is_ok()), "and nobody else's affair");
+        let held = [connect("greedy").await.expect("free"), connect("greedy").await.expect("free")];
+        assert!(matches!(connect("greedy").await, Err(DialError::Crowded(2))), "a quarter of eight");
+        assert!(connect("modest").await.is_ok(), "and nobody else's affair");
         drop(held);
-        assert!(connect("greedy").await.is_ok_and(|connected| connected.is_ok()));
+        assert!(connect("greedy").await.is_ok());
         drop((greedy, modest));
     }
 

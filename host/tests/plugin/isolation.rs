@@ -30,7 +30,7 @@ async fn a_trap_does_not_poison_the_next_run_and_a_panic_is_told_with_its_place(
 
 #[tokio::test]
 async fn a_looping_guest_does_not_starve_timers_of_its_own_thread() {
-    let bench = Bench::new("cpu: 1s").await;
+    let bench = Bench::new("cpu: 3s").await;
     let sleeps = async {
         let mut longest = Duration::ZERO;
         for _ in 0..20 {
@@ -42,8 +42,8 @@ async fn a_looping_guest_does_not_starve_timers_of_its_own_thread() {
     };
     let (failure, longest) = tokio::join!(bench.failure(json!({ "do": "loop" })), sleeps);
     assert!(matches!(failure, Failure::Limit(_)), "{failure}");
-    // About one tick of 10 ms where the machine is idle; without the yields it is the whole second.
-    assert!(longest < Duration::from_millis(500), "{longest:?}");
+    // About one tick of 10 ms where the machine is idle; without the yields it is all the 3 s.
+    assert!(longest < Duration::from_millis(1500), "{longest:?}");
 }
 
 #[tokio::test]

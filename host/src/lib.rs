@@ -56,5 +56,6 @@ pub mod secrets;
 pub mod shutdown;
 pub mod source;
 pub mod status;
+pub mod text;
 pub mod trial;
 pub mod watch;

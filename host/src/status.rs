@@ -15,6 +15,7 @@ use http_body_util::BodyExt;
 use kube::{Client, client::Body};
 use serde_json::{Map, Value, json};
 
+pub use crate::text::cut;
 use crate::{
     fence::{Fence, Stopped},
     object::{Kind, Object, at},
@@ -289,14 +290,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// At most `max` bytes of `text`, marked where it was cut.
-pub fn cut(text: &str, max: usize) -> String {
-    if text.len() <= max {
-        return text.to_owned();
-    }
-    format!("{}…", &text[..text.floor_char_boundary(max - '…'.len_utf8())])
-}
-
 /// Whether an outcome computed from `given` is still true of `current`.
 pub fn same_work(given: &Object, current: &Object) -> bool {
     given.uid == current.uid
@@ -453,13 +446,6 @@ mod tests {
         assert!(holds(&json!({"retries": 2, "message": "down", "phase": "Pending"}), &patch));
         assert!(!holds(&json!({"retries": 1, "message": "down"}), &patch));
         assert!(!holds(&json!({"retries": 2, "message": "down", "url": "u"}), &patch));
-    }
-
-    #[test]
-    fn long_texts_are_cut_at_a_character_and_marked() {
-        let cut_text = cut(&"é".repeat(2000), MESSAGE_MAX);
-        assert!(cut_text.len() <= MESSAGE_MAX && cut_text.ends_with("é…"));
-        assert_eq!(cut("short", MESSAGE_MAX), "short");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 
 /// From the bottom up. A module may name those of its own row and of the rows above it here.
 const LAYERS: [&[&str]; 4] = [
-    &["object", "label", "claim", "reads", "reconcile", "denial", "fence", "backoff", "queue", "trial"],
+    &["text", "object", "label", "claim", "reads", "reconcile", "denial", "fence", "backoff", "queue", "trial"],
     &[
         "client",
         "package",

@@ -3,7 +3,7 @@
 use super::{Query, ReadError, Target};
 use crate::{
     claim::{Claim, Read},
-    status::cut,
+    text::cut,
 };
 
 /// The longest name of an object, and of a namespace, in bytes:

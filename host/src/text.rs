@@ -1,0 +1,21 @@
+//! Text that others chose, as it is shown: no longer than there is room for.
+
+/// At most `max` bytes of `text`, marked where it was cut.
+pub fn cut(text: &str, max: usize) -> String {
+    if text.len() <= max {
+        return text.to_owned();
+    }
+    format!("{}…", &text[..text.floor_char_boundary(max - '…'.len_utf8())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_at_a_character_and_marked() {
+        let cut_text = cut(&"é".repeat(2000), 1024);
+        assert!(cut_text.len() <= 1024 && cut_text.ends_with("é…"));
+        assert_eq!(cut("short", 1024), "short");
+    }
+}

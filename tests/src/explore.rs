@@ -13,7 +13,12 @@
 //! # Caveats
 //! Points are found again by their name and their number among those of that name, as other effects come earlier or later in each run.
 
-use std::{cell::Cell, fmt, panic::AssertUnwindSafe, time::Instant};
+use std::{
+    cell::Cell,
+    fmt,
+    panic::AssertUnwindSafe,
+    time::{Duration, Instant},
+};
 
 use futures::{FutureExt, StreamExt, stream};
 use serde_json::Value;
@@ -37,6 +42,8 @@ use crate::eventually::eventually;
 /// How many runs there are at once, of all scenarios together: they wait more than they compute.
 const AT_ONCE: usize = 4;
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+/// How long all may be quiet before another end is the end.
+const STILL: Duration = Duration::from_secs(15);
 /// What is explored: `all`, or strikes whose text contains this.
 const EXTENT: &str = "BERTH_FAULTS";
 
@@ -206,24 +213,39 @@ async fn run(scenario: &Scenario, name: &str, strike: Option<(&Strike, &Value)>)
     };
     let course = async {
         (scenario.script)(world).await;
-        eventually(PATIENCE, async || {
-            if progress.get() == Progress::Happening {
-                return Err("the fault is not over".to_owned());
-            }
-            let mut end = state(world).await.map_err(|error| format!("{error:#}"))?;
-            (scenario.forget)(&mut end);
-            match strike {
-                Some((_, expected)) if *expected != end => Err(difference(expected, &end)),
-                _ => world.quiet().await.map(|()| end),
-            }
-        })
-        .await
+        until_end(scenario, world, &progress, strike.map(|(_, expected)| expected)).await
     };
     let end = tokio::select! {
         end = course => end,
         () = striking => unreachable!("it waits for ever in the end"),
     };
     Ran { points: world.points().await, end, struck: progress.get() == Progress::Over }
+}
+
+/// Waits until all is quiet, and the end is as it is expected.
+async fn until_end(scenario: &Scenario, world: &World, progress: &Cell<Progress>, expected: Option<&Value>) -> Value {
+    let mut quiet: Option<Instant> = None;
+    eventually(PATIENCE, async || {
+        if progress.get() == Progress::Happening {
+            return Err("the fault is not over".to_owned());
+        }
+        let mut end = state(world).await.map_err(|error| format!("{error:#}"))?;
+        (scenario.forget)(&mut end);
+        let other = expected.map(|expected| difference(expected, &end)).filter(|lines| !lines.is_empty());
+        match (world.quiet().await, other) {
+            (Ok(()), None) => Ok(end),
+            (Ok(()), Some(other)) => {
+                let since = quiet.get_or_insert_with(Instant::now).elapsed();
+                assert!(since < STILL, "another end:\n{other}");
+                Err(other)
+            }
+            (Err(busy), other) => {
+                quiet = None;
+                Err(other.unwrap_or(busy))
+            }
+        }
+    })
+    .await
 }
 
 #[cfg(test)]

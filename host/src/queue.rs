@@ -15,7 +15,8 @@
 //! - Order within a lane: by priority, where every 30 s of waiting count as one more; then a live change before a retry or a change of
 //!   what was read, before what a reload or the first list brought (5 s and 15 s of waiting outweigh that); resyncs of known objects
 //!   last, until they have waited 2 min.
-//! - Lanes take fair turns, each within its own concurrency. A concurrency of 0 holds the lane: its objects wait.
+//! - Lanes take fair turns, each within its own concurrency. A concurrency of 0 holds the lane: its objects wait. A lane may
+//!   [prefer](Queue::prefer_sound) objects without failures to all others.
 //!
 //! # Assumptions
 //! Own writes do not wake: who calls `wake` tells a change from its echo. A known object has one uid; another one is a new object.
@@ -160,6 +161,16 @@ impl Queue {
         let now = self.shared.now();
         self.shared.lock().state.redrive(kind, now);
         self.shared.look.notify_one();
+    }
+
+    /// Whether the objects of a kind that have not failed of late come before all others.
+    pub fn prefer_sound(&self, kind: &GroupKind, prefer: bool) {
+        self.shared.lock().state.prefer_sound(kind, prefer);
+    }
+
+    /// Whether an object of a kind waits for its turn or runs, or has failed and will have another one.
+    pub fn has_to_probe(&self, kind: &GroupKind) -> bool {
+        self.shared.lock().state.has_to_probe(kind)
     }
 
     /// Closes the lane of a kind and drops what waits there. Turns that run go on; what they end with counts only if the lane is open then.

@@ -44,6 +44,8 @@ pub(super) struct Lane {
     pub(super) pace: Pace,
     /// A closed lane exists only while turns of it run.
     pub(super) open: bool,
+    /// Whether objects without failures come first.
+    pub(super) sound_first: bool,
     pub(super) entries: HashMap<ObjectKey, Entry>,
     ready: BTreeMap<Rank, ObjectKey>,
     resyncs: BTreeMap<Slot, ObjectKey>,
@@ -54,7 +56,16 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn new(pace: Pace) -> Self {
-        Self { pace, open: true, entries: HashMap::new(), ready: BTreeMap::new(), resyncs: BTreeMap::new(), running: 0, in_ring: false }
+        Self {
+            pace,
+            open: true,
+            sound_first: false,
+            entries: HashMap::new(),
+            ready: BTreeMap::new(),
+            resyncs: BTreeMap::new(),
+            running: 0,
+            in_ring: false,
+        }
     }
 
     /// Whether a turn could start now.
@@ -65,6 +76,11 @@ impl Lane {
     /// Whether nothing of it is left to remember.
     pub(super) fn is_spent(&self) -> bool {
         !self.open && self.running == 0
+    }
+
+    /// Whether something is runnable or runs, or has failed and is to run again.
+    pub(super) fn has_to_probe(&self) -> bool {
+        self.runnable() + self.running > 0 || self.entries.values().any(|entry| entry.failures > 0)
     }
 
     /// Number of objects that wait only for their turn.
@@ -110,9 +126,12 @@ impl Lane {
     /// The first in the order, now running, and since when it was runnable.
     pub(super) fn start_first(&mut self, now: Time) -> Option<(ObjectKey, &Entry, Time)> {
         self.promote_resyncs(now);
-        let object = match self.ready.pop_first() {
-            Some((_, object)) => object,
-            None => self.resyncs.pop_first()?.1,
+        let object = match self.first_sound() {
+            Some(object) => object,
+            None => match self.ready.pop_first() {
+                Some((_, object)) => object,
+                None => self.resyncs.pop_first()?.1,
+            },
         };
         let entry = self.entries.get_mut(&object).expect("what is in the order has an entry");
         let since = match entry.place {
@@ -122,6 +141,19 @@ impl Lane {
         entry.place = Place::Running(News::default());
         self.running += 1;
         Some((object, entry, since))
+    }
+
+    /// The first in the order that has not failed, out of it; none where those have no privilege.
+    fn first_sound(&mut self) -> Option<ObjectKey> {
+        if !self.sound_first {
+            return None;
+        }
+        let sound = |object: &ObjectKey| self.entries.get(object).is_some_and(|entry| entry.failures == 0);
+        if let Some(rank) = self.ready.iter().find(|(_, object)| sound(object)).map(|(rank, _)| *rank) {
+            return self.ready.remove(&rank);
+        }
+        let slot = self.resyncs.iter().find(|(_, object)| sound(object)).map(|(slot, _)| *slot)?;
+        self.resyncs.remove(&slot)
     }
 
     fn promote_resyncs(&mut self, now: Time) {

@@ -49,6 +49,16 @@ impl State {
         self.enlist(&kind);
     }
 
+    pub(super) fn prefer_sound(&mut self, kind: &GroupKind, prefer: bool) {
+        if let Some(lane) = self.lanes.get_mut(kind) {
+            lane.sound_first = prefer;
+        }
+    }
+
+    pub(super) fn has_to_probe(&self, kind: &GroupKind) -> bool {
+        self.lanes.get(kind).is_some_and(Lane::has_to_probe)
+    }
+
     pub(super) fn close(&mut self, kind: &GroupKind) {
         let Some(lane) = self.lanes.get_mut(kind) else { return };
         for slot in lane.close() {

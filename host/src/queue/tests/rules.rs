@@ -403,3 +403,29 @@ fn a_hundred_thousand_objects_are_no_matter() {
     }
     assert_eq!(bench.state.depth(), [(kind("K"), Depth { ready: 0, delayed: 100_000, running: 0 })]);
 }
+
+#[test]
+fn a_lane_that_prefers_the_sound_starts_them_first_and_the_others_when_there_are_none() {
+    let mut bench = Bench::new(1);
+    bench.wake("a", Cause::NewSpec);
+    bench.run(Then::Fail { cause: "trap".into(), after: None });
+    assert!(bench.state.has_to_probe(&kind("K")), "it runs again");
+    bench.pass(Duration::from_secs(60));
+    bench.wake_with("resynced", Cause::Resync, 0);
+    bench.wake_with("sound", Cause::NewSpec, -100);
+    bench.state.prefer_sound(&kind("K"), true);
+    for name in ["sound", "resynced", "a"] {
+        assert_eq!(bench.next().map(|(name, ..)| name).as_deref(), Some(name));
+        bench.done(name, Then::Wait);
+    }
+    assert!(!bench.state.has_to_probe(&kind("K")));
+}
+
+#[test]
+fn an_object_that_looks_again_some_time_is_not_there_to_probe() {
+    let mut bench = Bench::new(1);
+    bench.wake("a", Cause::NewSpec);
+    assert!(bench.state.has_to_probe(&kind("K")));
+    bench.run(Then::After(Duration::from_secs(3600)));
+    assert!(!bench.state.has_to_probe(&kind("K")));
+}

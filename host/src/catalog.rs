@@ -36,8 +36,6 @@ pub struct Serving {
     pub timeout: Duration,
     /// Name of the ServiceAccount that it acts as for reads and children; none gives it neither.
     pub service_account: Option<String>,
-    /// Whether no object of the kind is run for now.
-    pub paused: bool,
     /// Whether it is to try again what a former version gave up on.
     pub redrive: bool,
     /// Identity of the CustomResourceDefinition. With another one, every object of the kind is another one too: an informer on the
@@ -68,6 +66,8 @@ pub struct Versions {
     pub stable: Arc<Serving>,
     /// The one that is to take its place.
     pub candidate: Option<Candidate>,
+    /// Whether no object of the kind is run for now, whichever version serves it.
+    pub paused: bool,
 }
 
 /// A version on trial.
@@ -89,7 +89,7 @@ impl Serving {
 impl Versions {
     /// One version alone.
     pub fn only(stable: Arc<Serving>) -> Self {
-        Self { stable, candidate: None }
+        Self { stable, candidate: None, paused: false }
     }
 
     /// The version that serves the object with this uid, and its trial where it is on one.
@@ -100,7 +100,7 @@ impl Versions {
         }
     }
 
-    /// The version that was delivered last: its word on pace and pause counts for the whole kind.
+    /// The version that was delivered last: its word on pace counts for the whole kind.
     pub fn newest(&self) -> &Arc<Serving> {
         self.candidate.as_ref().map_or(&self.stable, |candidate| &candidate.serving)
     }
@@ -196,7 +196,6 @@ pub(crate) mod tests {
             pace: Config::default().pace(),
             timeout: Duration::from_secs(10),
             service_account: None,
-            paused: false,
             redrive: false,
             crd_uid: "u".into(),
             handler: Arc::new(handler),
@@ -236,12 +235,14 @@ pub(crate) mod tests {
     fn a_version_on_trial_serves_its_share_and_the_stable_one_the_rest() {
         let trial = Arc::new(Trial::new(Rollout::Staged { share: 50, time: Duration::from_secs(1) }));
         let candidate = Some(Candidate { serving: serving(b"2", ""), trial: trial.clone() });
-        let versions = Versions { stable: serving(b"1", ""), candidate };
+        let versions = Versions { stable: serving(b"1", ""), candidate, paused: false };
         for uid in ["a", "b", "c", "d", "e", "f"] {
             let (picked, on_trial) = versions.pick(uid);
             let expected = if trial.takes_part(uid) { b"2" } else { b"1" };
             assert_eq!((picked.version.digest, on_trial.is_some()), (Digest::of(expected), trial.takes_part(uid)));
         }
         assert_ne!(versions, Versions::only(serving(b"1", "")));
+        let paused = Versions { paused: true, ..Versions::only(serving(b"1", "")) };
+        assert_ne!(paused, Versions::only(serving(b"1", "")), "a pause is a change");
     }
 }

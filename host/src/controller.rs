@@ -316,7 +316,7 @@ impl Controller {
         let newest = watched.versions.newest();
         let mut pace = newest.pace;
         pace.concurrency = match term.breaker(kind, |breaker| breaker.flow()) {
-            _ if newest.paused => 0,
+            _ if watched.versions.paused => 0,
             Flow::Free => pace.concurrency,
             Flow::One => 1,
             Flow::None => 0,

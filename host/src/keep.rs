@@ -2,12 +2,12 @@
 //!
 //! # Expected flow
 //! The leader compares what the loader says [is to be kept](Keep) with what is there, and writes the difference: `NAME-stable`, immutable,
-//! owned by the plugin's own ConfigMap, with the files of the stable version, which version that is, and which one was rolled back to it.
+//! owned by the plugin's own ConfigMap, with the files of the stable version, which version that is, and which ones were rolled back.
 //! The source of ConfigMaps reads it on every replica.
 //!
 //! # Guarantees
-//! Nothing is written outside the fence, and nothing over a ConfigMap of that name that is not the host's. What cannot be written is
-//! tried again.
+//! Nothing is written outside the fence, and nothing over a ConfigMap of that name that is not the host's. A kept version gives way to
+//! one that has proven itself, never to one that was rolled back. What cannot be written is tried again.
 //!
 //! # Caveats
 //! The data of an immutable ConfigMap cannot change, so another version is a deletion and a creation. A crash in between is harmless:
@@ -53,7 +53,7 @@ pub struct Keeper {
 }
 
 /// What was written last for a plugin, and when.
-type Written = BTreeMap<String, (Version, Option<RolledBack>, Instant)>;
+type Written = BTreeMap<String, (Version, Vec<RolledBack>, Instant)>;
 
 impl Keeper {
     /// Keeps until it is dropped, or until leadership or loader are gone.
@@ -99,7 +99,7 @@ impl Keeper {
         let kept_name = kept_name(name);
         if let Some((uid, version)) = &keep.kept {
             if version.as_ref() == Some(&keep.version) {
-                let annotations = json!({ ROLLED_BACK: keep.rolled_back.as_ref().map(text) });
+                let annotations = json!({ ROLLED_BACK: rolled_back(keep) });
                 let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
                 return api.patch_metadata(&kept_name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop);
             }
@@ -117,8 +117,13 @@ fn text(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("versions are JSON")
 }
 
+/// The annotation, where there is something to say.
+fn rolled_back(keep: &Keep) -> Option<String> {
+    (!keep.rolled_back.is_empty()).then(|| text(&keep.rolled_back))
+}
+
 fn config_map(name: &str, keep: &Keep) -> ConfigMap {
-    let Keep { version, delivery, owner, rolled_back, .. } = keep;
+    let Keep { version, delivery, owner, .. } = keep;
     let reference = |uid: &String| OwnerReference {
         api_version: "v1".into(),
         kind: "ConfigMap".into(),
@@ -133,7 +138,7 @@ fn config_map(name: &str, keep: &Keep) -> ConfigMap {
             _ => drop(binary.insert(file.clone(), ByteString(bytes.to_vec()))),
         }
     }
-    let rolled_back = rolled_back.as_ref().map(|rolled_back| (ROLLED_BACK.to_owned(), text(rolled_back)));
+    let rolled_back = rolled_back(keep).map(|text| (ROLLED_BACK.to_owned(), text));
     ConfigMap {
         metadata: ObjectMeta {
             name: Some(kept_name(name)),

@@ -152,6 +152,8 @@ impl Loader {
     fn take_change(&mut self, change: Change) -> bool {
         let job = match change {
             Change::Delivered(delivery) => self.book.deliver(delivery),
+            // The name may also be that of a ConfigMap in which a stable version is kept.
+            Change::Withdrawn { place, name } if !self.book.knows(place, &name) => None,
             Change::Withdrawn { place, name } => {
                 info!(plugin = name, ?place, "plugin withdrawn");
                 self.abort(&name);
@@ -313,7 +315,7 @@ fn announce(before: &Standings, now: &Standings) {
     for (name, standing) in &now.plugins {
         let old = before.plugins.get(name);
         if let Some(serving) = standing.stable.as_ref().filter(|serving| old.and_then(|old| old.stable.as_ref()) != Some(serving)) {
-            info!(plugin = name, kind = %serving.claim.reconciles, version = %serving.version, paused = serving.paused, "plugin serves");
+            info!(plugin = name, kind = %serving.claim.reconciles, version = %serving.version, paused = standing.paused, "plugin serves");
         }
         let on_trial = standing.candidate.as_ref().filter(|candidate| old.and_then(|old| old.candidate.as_ref()) != Some(candidate));
         if let Some(Candidate { serving, trial }) = on_trial {

@@ -71,8 +71,8 @@ pub struct Kept {
     pub owner: Option<String>,
     /// Which version it is.
     pub version: Version,
-    /// The version that was rolled back to this one.
-    pub rolled_back: Option<RolledBack>,
+    /// The versions that are not to be tried again, the last one last.
+    pub rolled_back: Vec<RolledBack>,
     /// Name and content of each file.
     pub files: Vec<(String, Bytes)>,
 }
@@ -86,6 +86,13 @@ pub struct RolledBack {
     pub version: Version,
     /// The end of a sentence.
     pub why: String,
+}
+
+impl Kept {
+    /// Whether it was kept of this very plugin, not of a former one of that name.
+    pub fn is_of(&self, delivery: &Delivery) -> bool {
+        self.owner.is_some() && self.owner == delivery.uid
+    }
 }
 
 impl Delivery {

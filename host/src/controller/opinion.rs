@@ -61,9 +61,7 @@ impl Controller {
 
     /// Gives a version on trial the time that has passed, and an object if none is within its share.
     pub(super) fn watch_trial(&self, term: &Term, kind: &GroupKind, watched: &Watched) {
-        let Some(Candidate { serving, trial }) = watched.versions.candidate.as_ref().filter(|candidate| !candidate.serving.paused) else {
-            return;
-        };
+        let Some(Candidate { serving, trial }) = watched.versions.candidate.as_ref().filter(|_| !watched.versions.paused) else { return };
         if trial.lacks_objects() {
             let objects = watched.all();
             let included = trial.include_one(objects.iter().map(|object| &*object.uid));

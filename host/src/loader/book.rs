@@ -10,14 +10,18 @@
 //! plugin, the oldest of those that can serve it.
 //!
 //! A version that follows a good one is on [trial](crate::trial) first, and one that failed its trial is not served again unless
-//! there is nothing else. What was good before a restart is loaded from where it was [kept](Kept), as soon as it is needed.
+//! there is nothing else. What was good before a restart is loaded from where it was [kept](Kept), as soon as it is needed; where two
+//! hosts differ on which version is good, what was kept counts. A trial goes on while a later version is loaded, and if that is refused.
+//!
+//! Content that is the same is no news, whatever else was written to its ConfigMap. A pause holds from the moment that it is read, before
+//! anything is loaded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use self::plugin::{Delivered, Plugin, Restored};
+use self::plugin::{Delivered, Plugin};
 use super::{
     access::{Access, Needs},
     crd::Crds,
@@ -34,6 +38,7 @@ use crate::{
 };
 
 mod plugin;
+mod restored;
 
 /// A version that has passed the gates that do not depend on the cluster.
 pub struct Loaded {
@@ -112,25 +117,46 @@ impl Book {
     /// Takes in a delivery. A job, unless it is no news or is hidden by one from an earlier place.
     pub fn deliver(&mut self, delivery: Delivery) -> Option<Job> {
         let (name, place) = (delivery.name.clone(), delivery.place);
-        let plugin = self.plugins.entry(name.clone()).or_insert_with(Plugin::new);
-        if plugin.deliveries.get(&place).is_some_and(|known| !is_news(known, &delivery)) {
+        if let Some(kept) = self.kept.get_mut(&name).filter(|kept| kept.owner.is_none() && !self.plugins.contains_key(&name)) {
+            kept.owner.clone_from(&delivery.uid);
+        }
+        let plugin = self.plugins.entry(name.clone()).or_default();
+        let known = plugin.deliveries.get(&place);
+        if known.is_some_and(|known| !is_news(known, &delivery)) {
             return None;
         }
+        let same_content = known.is_some_and(|known| known.files == delivery.files);
         plugin.deliveries.insert(place, Arc::new(delivery));
         let counts = plugin.deliveries.keys().next() == Some(&place);
-        counts.then(|| self.job(&name)).flatten()
+        (counts && !same_content).then(|| self.job(&name)).flatten()
+    }
+
+    /// Whether a plugin is known from this place.
+    pub fn knows(&self, place: Place, name: &str) -> bool {
+        self.plugins.get(name).is_some_and(|plugin| plugin.deliveries.contains_key(&place))
     }
 
     /// Takes in that a plugin is gone from a place. A job, where it is in another place as well.
     pub fn withdraw(&mut self, place: Place, name: &str) -> Option<Job> {
         let plugin = self.plugins.get_mut(name)?;
         let counted = plugin.deliveries.keys().next() == Some(&place);
-        plugin.deliveries.remove(&place);
+        let delivery = plugin.deliveries.remove(&place)?;
         if plugin.deliveries.is_empty() {
-            self.plugins.remove(name);
+            let good = self.plugins.remove(name).and_then(|plugin| plugin.good);
+            self.remember(name, &delivery, good.as_deref());
             return None;
         }
         counted.then(|| self.job(name)).flatten()
+    }
+
+    /// What was kept of a plugin that is gone waits for the next one of its name, which may be the same under another uid, as
+    /// `kubectl replace --force` makes it.
+    fn remember(&mut self, name: &str, delivery: &Delivery, good: Option<&Loaded>) {
+        let Some(kept) = self.kept.get_mut(name).filter(|kept| kept.is_of(delivery)) else { return };
+        if let Some(good) = good {
+            (kept.version, kept.files) = (good.version.clone(), good.delivery.files.clone());
+        }
+        kept.owner = None;
     }
 
     /// The job for the delivery that counts, as a new one.
@@ -139,25 +165,27 @@ impl Book {
         let delivery = plugin.deliveries.values().next()?.clone();
         self.numbers += 1;
         plugin.number = self.numbers;
-        let ready = match std::mem::replace(&mut plugin.delivered, Delivered::Loading) {
-            Delivered::Ready(loaded) => Some(loaded),
-            _ => None,
-        };
-        let known = ready.into_iter().chain(plugin.good.clone()).collect();
+        plugin.begin();
+        let known = plugin.newest.iter().chain(&plugin.good).cloned().collect();
         Some(Job { name: name.to_owned(), number: plugin.number, delivery, known })
     }
 
     /// Takes in what came of a job. False where a later delivery has overtaken it.
     pub fn finish(&mut self, name: &str, number: u64, finished: Finished) -> bool {
         let Some(plugin) = self.plugins.get_mut(name) else { return false };
-        if plugin.restored == Restored::Loading(number) {
-            return plugin.restored_as(name, finished);
+        if plugin.restored.is_loaded_by(number) {
+            let loaded = plugin.restored.finish(name, finished);
+            plugin.good = loaded.filter(|_| plugin.good.is_none() || !plugin.ahead).or(plugin.good.take());
+            return true;
         }
         if plugin.number != number {
             return false;
         }
         plugin.delivered = match finished {
-            Ok(loaded) => Delivered::Ready(loaded),
+            Ok(loaded) => {
+                plugin.newest = Some(loaded);
+                Delivered::Ready
+            }
             Err(refused) => Delivered::Refused(refused),
         };
         true
@@ -165,12 +193,12 @@ impl Book {
 
     /// Takes in what is kept of a plugin now.
     pub fn keep(&mut self, kept: Kept) {
-        let before = self.kept.get(&kept.name).map(|before| &before.rolled_back);
-        // Only a change says something: by the leader, or by hand to have the version tried again.
-        if let (Some(plugin), Some(before)) = (self.plugins.get_mut(&kept.name), before)
-            && kept.rolled_back != *before
-        {
-            plugin.rolled_back = kept.rolled_back.clone();
+        if let Some(plugin) = self.plugins.get_mut(&kept.name) {
+            plugin.restored.observe(&kept.uid);
+            // Only a change says something: by the leader, or by hand to have a version tried again.
+            if let Some(before) = self.kept.get(&kept.name) {
+                plugin.follow_rolled_back(&before.rolled_back, &kept.rolled_back);
+            }
         }
         self.kept.insert(kept.name.clone(), kept);
     }
@@ -184,7 +212,7 @@ impl Book {
     pub fn restore(&mut self, name: &str) -> Option<Job> {
         let (plugin, kept) = (self.plugins.get_mut(name)?, self.kept.get(name)?);
         self.numbers += 1;
-        plugin.restored = Restored::Loading(self.numbers);
+        plugin.restored.begin(self.numbers, &kept.uid);
         let delivery = Delivery { files: kept.files.clone(), ..plugin.delivery().clone() };
         Some(Job { name: name.to_owned(), number: self.numbers, delivery: Arc::new(delivery), known: Vec::new() })
     }
@@ -197,16 +225,19 @@ impl Book {
             return false;
         }
         plugin.trial = None;
-        match (judgement, &plugin.delivered) {
-            (Judgement::Passed, Delivered::Ready(loaded)) if loaded.version == version => plugin.good = Some(loaded.clone()),
-            (Judgement::Passed, _) => {}
-            (Judgement::Failed(why), _) => plugin.rolled_back = Some(RolledBack { version, why }),
+        match judgement {
+            Judgement::Passed => {
+                plugin.good = plugin.newest.clone().filter(|newest| newest.version == version).or(plugin.good.take());
+                plugin.ahead = true;
+            }
+            Judgement::Failed(why) => plugin.roll_back(RolledBack { version, why }),
         }
         true
     }
 
     /// Jobs for the plugins that were refused for a reason of the host's own, which may have healed.
     pub fn retry(&mut self) -> Vec<Job> {
+        self.plugins.values_mut().for_each(|plugin| plugin.restored.retry());
         let healing =
             |plugin: &Plugin| matches!(&plugin.delivered, Delivered::Refused(refused) if refused.refusal.reason == reason::HOST_FAILURE);
         let names: Vec<_> = self.plugins.iter().filter(|(_, plugin)| healing(plugin)).map(|(name, _)| name.clone()).collect();
@@ -223,7 +254,7 @@ impl Book {
         for (name, plugin) in by_age {
             let standing = plugin.settle(name, self.kept.get(name), facts, older_unknown, &mut verdict);
             // Its content is not needed again: what is good stays.
-            if let Some(kept) = self.kept.get_mut(name).filter(|_| plugin.has_good()) {
+            if let Some(kept) = self.kept.get_mut(name).filter(|kept| plugin.holds(kept)) {
                 kept.files = Vec::new();
             }
             older_unknown |= facts.start == Start::Loading && plugin.is_unknown();

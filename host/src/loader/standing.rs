@@ -25,6 +25,8 @@ pub struct Standing {
     pub stable: Option<Arc<Serving>>,
     /// The delivered version, while it is on trial.
     pub candidate: Option<Candidate>,
+    /// Whether no object of the kind is run for now, by the last `plugin.yaml` that could be read.
+    pub paused: bool,
     /// Why the delivered version does not serve.
     pub refused: Option<Refused>,
     /// Whether the delivered version has yet to pass its gates.
@@ -41,7 +43,7 @@ impl Standing {
     }
 }
 
-/// What has to outlive the process: which version is stable, and which one was rolled back.
+/// What has to outlive the process: which version is stable, and which ones were rolled back.
 #[derive(Clone, Debug)]
 pub struct Keep {
     /// The stable version.
@@ -50,8 +52,8 @@ pub struct Keep {
     pub delivery: Arc<Delivery>,
     /// Uid of the plugin's own ConfigMap.
     pub owner: Option<String>,
-    /// The version that is not to be tried again.
-    pub rolled_back: Option<RolledBack>,
+    /// The versions that are not to be tried again, the last one last.
+    pub rolled_back: Vec<RolledBack>,
     /// What is kept now: uid of the ConfigMap, and which version is in it if it is this very plugin's.
     pub kept: Option<(String, Option<Version>)>,
     /// Whether that is what is to be kept.

@@ -215,15 +215,16 @@ fn ready(standing: &Standing, trouble: Option<&str>, figures: Option<&Figures>) 
     if let Some(Refused { digest, refusal }) = &standing.refused {
         let refused = digest.as_ref().map(Digest::short).unwrap_or_default();
         let gap = if refused.is_empty() { "" } else { " " };
+        let pause = if standing.paused { " Its objects are not run, as plugin.yaml paused them before." } else { "" };
         let message = format!(
-            "The last good version {} serves; the delivered one{gap}{refused} was refused: {}",
+            "The last good version {} serves; the delivered one{gap}{refused} was refused: {}{pause}",
             serving.version.digest.short(),
             refusal.message
         );
         return ("True", refusal.reason, message);
     }
     let kind = &serving.claim.reconciles;
-    if standing.candidate.as_ref().map_or(serving.paused, |candidate| candidate.serving.paused) {
+    if standing.paused {
         return ("True", word::PAUSED, format!("{kind} is paused by plugin.yaml: its objects are not run."));
     }
     match (&standing.candidate, &standing.stable) {
@@ -264,6 +265,7 @@ mod tests {
             kind,
             stable: Some(serving),
             candidate: None,
+            paused: false,
             refused: None,
             loading: false,
             keep: None,
@@ -312,10 +314,10 @@ mod tests {
 
     #[test]
     fn a_paused_plugin_says_so() {
-        let mut serving = Arc::into_inner(serving(b"1", "")).expect("one owner");
-        serving.paused = true;
-        let status = Status::of(&Standing { stable: Some(Arc::new(serving)), ..standing() }, None, None, None, "now");
+        let status = Status::of(&Standing { paused: true, ..standing() }, None, None, None, "now");
         assert!(status.reason.contains("paused by plugin.yaml"), "{status:?}");
+        let status = Status::of(&Standing { paused: true, refused: refused(), ..standing() }, None, None, None, "now");
+        assert!(status.reason.contains("was refused") && status.reason.ends_with("paused them before."), "{status:?}");
     }
 
     fn conditions(status: &Status) -> Vec<(&str, &str, &str)> {

@@ -23,7 +23,7 @@ pub const LABEL: &str = "berth.acme.io/plugin";
 pub const STABLE: &str = "stable";
 /// Annotation of a kept version: which one it is, as JSON.
 pub const VERSION: &str = "berth.acme.io/version";
-/// Annotation of a kept version: which version was rolled back to it, and why, as JSON.
+/// Annotation of a kept version: which versions were rolled back, and why, as JSON: a list, or the only one.
 pub const ROLLED_BACK: &str = "berth.acme.io/rolled-back";
 
 /// Name of the ConfigMap in which the host keeps the stable version of a plugin.
@@ -88,9 +88,21 @@ fn kept(object: &Object, metadata: Metadata, files: Vec<(String, Bytes)>) -> ser
     let Metadata { annotations, owner_references, .. } = metadata;
     let missing = |what: &str| serde::de::Error::custom(format!("a stable version without {what}"));
     let version: Version = serde_json::from_str(annotations.get(VERSION).ok_or_else(|| missing("the annotation berth.acme.io/version"))?)?;
-    let rolled_back: Option<RolledBack> = annotations.get(ROLLED_BACK).map(|text| serde_json::from_str(text)).transpose()?;
+    let rolled_back: Option<OneOrMore> = annotations.get(ROLLED_BACK).map(|text| serde_json::from_str(text)).transpose()?;
+    let rolled_back = match rolled_back {
+        None => Vec::new(),
+        Some(OneOrMore::One(one)) => vec![one],
+        Some(OneOrMore::More(more)) => more,
+    };
     let owner = owner_references.into_iter().next().ok_or_else(|| missing("an owner"))?;
     Ok(Kept { name: owner.name, uid: object.uid.to_string(), owner: Some(owner.uid), version, rolled_back, files })
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    More(Vec<RolledBack>),
+    One(RolledBack),
 }
 
 #[derive(Deserialize)]
@@ -164,20 +176,25 @@ mod tests {
                 "binaryData": { "plugin.wasm": "AGFzbQ==" }
             })
         };
-        let whole = text(serde_json::json!({
-            VERSION: serde_json::to_string(&version(b"1")).expect("json"),
-            ROLLED_BACK: serde_json::to_string(&rolled_back).expect("json"),
-        }));
+        let json = |value: &serde_json::Value| value.to_string();
+        let whole = |rolled_back: serde_json::Value| {
+            text(serde_json::json!({
+                VERSION: serde_json::to_string(&version(b"1")).expect("json"),
+                ROLLED_BACK: json(&rolled_back),
+            }))
+        };
         let expected = Kept {
             name: "p".into(),
             uid: "u".into(),
             owner: Some("owner".into()),
             version: version(b"1"),
-            rolled_back: Some(rolled_back),
+            rolled_back: vec![rolled_back.clone()],
             files: vec![("plugin.wasm".into(), Bytes::from_static(b"\0asm"))],
         };
         let parse = |text: serde_json::Value| read(&Object::parse(&text.to_string()).expect("parses"));
-        assert_eq!(parse(whole).expect("kept"), Change::Kept(expected));
+        for annotation in [serde_json::json!(rolled_back), serde_json::json!([rolled_back])] {
+            assert_eq!(parse(whole(annotation)).expect("kept"), Change::Kept(expected.clone()));
+        }
         assert!(parse(text(serde_json::json!({}))).is_err_and(|error| error.to_string().contains("berth.acme.io/version")));
     }
 }

@@ -11,11 +11,12 @@ use super::{
         crd::Gate,
         standing::{Keep, Refused, Standing},
     },
-    Facts, Finished, Loaded, Verdict,
+    Facts, Loaded, Verdict,
+    restored::Restored,
 };
 use crate::{
     catalog::{Candidate, Serving, Table, Versions},
-    package::{Refusal, Version, reason},
+    package::{CONFIG_FILE, Config, Refusal, Version, reason},
     source::{Delivery, Kept, Place, RolledBack},
     trial::Trial,
 };
@@ -23,35 +24,39 @@ use crate::{
 /// A version that passed every gate, and the uid of the CRD that it passed on.
 type Passed = (Arc<Loaded>, Arc<str>);
 
+/// How many versions are remembered as rolled back: the last ones, as older ones are hardly delivered again.
+const ROLLED_BACK: usize = 8;
+
 /// See the module.
+#[derive(Default)]
 pub(super) struct Plugin {
     /// By place; the first is the one that counts.
     pub(super) deliveries: BTreeMap<Place, Arc<Delivery>>,
     pub(super) number: u64,
     pub(super) delivered: Delivered,
+    /// The last version that was delivered and loaded; while a later one is loaded or refused, only if it is on trial or good.
+    pub(super) newest: Option<Arc<Loaded>>,
     /// The stable version: the last that has proven itself, or the first.
     pub(super) good: Option<Arc<Loaded>>,
-    /// Whether the kept version has been loaded, where that was needed.
+    /// Whether `good` was found out here, so that what is kept has yet to follow. Otherwise `good` follows what is kept.
+    pub(super) ahead: bool,
     pub(super) restored: Restored,
-    /// The trial of what was delivered.
+    /// The trial of the newest version.
     pub(super) trial: Option<(Version, Arc<Trial>)>,
-    pub(super) rolled_back: Option<RolledBack>,
+    pub(super) rolled_back: Vec<RolledBack>,
+    /// What the last `plugin.yaml` that could be read says.
+    paused: Option<bool>,
     /// How it stood before, which stands while a new version is being loaded.
-    pub(super) stood: Option<Standing>,
+    stood: Option<Standing>,
 }
 
 /// What came of the delivery that counts.
+#[derive(Default)]
 pub(super) enum Delivered {
+    #[default]
     Loading,
     Refused(Refused),
-    Ready(Arc<Loaded>),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Restored {
-    Unasked,
-    Loading(u64),
-    Failed,
+    Ready,
 }
 
 /// Whether a version can serve now.
@@ -62,31 +67,47 @@ enum Fitness {
 }
 
 impl Plugin {
-    pub(super) fn new() -> Self {
-        Self {
-            deliveries: BTreeMap::new(),
-            number: 0,
-            delivered: Delivered::Loading,
-            good: None,
-            restored: Restored::Unasked,
-            trial: None,
-            rolled_back: None,
-            stood: None,
-        }
-    }
-
     pub(super) fn delivery(&self) -> &Delivery {
         self.deliveries.values().next().expect("a plugin without deliveries is removed")
     }
 
-    /// Whether it has a stable version.
-    pub(super) fn has_good(&self) -> bool {
-        self.good.is_some()
+    /// Another delivery counts, which is not loaded yet: what is in service goes on, unless it says that nothing is to be run.
+    pub(super) fn begin(&mut self) {
+        self.delivered = Delivered::Loading;
+        self.paused = paused(self.delivery()).or(self.paused);
+        let (good, trial) = (&self.good, &self.trial);
+        let in_service = |newest: &Arc<Loaded>| {
+            good.as_ref().is_some_and(|good| Arc::ptr_eq(good, newest)) || trial.as_ref().is_some_and(|(tried, _)| *tried == newest.version)
+        };
+        self.newest = self.newest.take().filter(in_service);
+    }
+
+    /// Whether the version that was kept is the stable one here, so that nobody needs its files.
+    pub(super) fn holds(&self, kept: &Kept) -> bool {
+        self.good.as_ref().is_some_and(|good| good.version == kept.version)
     }
 
     /// Whether nothing is known of it yet, not even which kind it claims.
     pub(super) fn is_unknown(&self) -> bool {
         self.good.is_none() && matches!(self.delivered, Delivered::Loading)
+    }
+
+    /// Takes in that somebody else has rolled versions back, or wants them to be tried again.
+    pub(super) fn follow_rolled_back(&mut self, before: &[RolledBack], now: &[RolledBack]) {
+        self.rolled_back.retain(|known| !before.contains(known) || now.contains(known));
+        now.iter().filter(|new| !before.contains(new)).for_each(|new| self.roll_back(new.clone()));
+    }
+
+    /// The version is not to be tried again.
+    pub(super) fn roll_back(&mut self, rolled_back: RolledBack) {
+        self.rolled_back.retain(|known| known.version != rolled_back.version);
+        self.rolled_back.push(rolled_back);
+        let excess = self.rolled_back.len().saturating_sub(ROLLED_BACK);
+        self.rolled_back.drain(..excess);
+    }
+
+    fn was_rolled_back(&self, version: &Version) -> Option<&RolledBack> {
+        self.rolled_back.iter().find(|rolled_back| rolled_back.version == *version)
     }
 
     pub(super) fn settle(
@@ -97,34 +118,27 @@ impl Plugin {
         older_unknown: bool,
         verdict: &mut Verdict,
     ) -> Standing {
-        let own = kept.filter(|kept| kept.owner == self.delivery().uid);
-        if self.rolled_back.is_none() && self.good.is_none() {
-            self.rolled_back = own.and_then(|kept| kept.rolled_back.clone());
-        }
-        let (passed, refused) = if older_unknown && self.good.is_none() { (None, None) } else { self.judge_delivered(facts, verdict) };
-        if self.needs_kept(own, passed.as_ref(), refused.as_ref()) {
-            if self.restored == Restored::Unasked {
-                verdict.restore.push(name.to_owned());
-            }
+        let own = kept.filter(|kept| kept.is_of(self.delivery()));
+        self.follow(own);
+        if older_unknown && self.good.is_none() {
             return self.stand(None, None, kept);
         }
-        let proven = |loaded: &Loaded| own.is_some_and(|kept| kept.version == loaded.version);
-        let versions = match (passed, self.good.clone()) {
-            (Some((loaded, crd_uid)), Some(good)) if can_be_tried(&good, &loaded) && !proven(&loaded) => {
-                let stable = serving(name, &good, &crd_uid);
-                Some(Versions { stable, candidate: Some(self.candidate(serving(name, &loaded, &crd_uid), &loaded)) })
-            }
-            (Some((loaded, crd_uid)), _) => {
-                self.good = Some(loaded.clone());
-                Some(Versions::only(serving(name, &loaded, &crd_uid)))
-            }
-            (None, Some(good)) => match facts.crds.gate(&good.claim) {
-                Gate::Open(crd_uid) if !taken(name, &good, &verdict.table) => Some(Versions::only(serving(name, &good, &crd_uid))),
-                _ => None,
-            },
-            (None, None) => None,
+        let (passed, refused) = self.judge_newest(own, facts, verdict);
+        let refused = match &self.delivered {
+            Delivered::Loading => None,
+            Delivered::Refused(refused) => Some(refused.clone()),
+            Delivered::Ready => refused,
         };
-        let versions = versions.map(Arc::new);
+        if own.is_some_and(|own| self.needs(own, passed.is_some())) {
+            if self.restored.may_begin() {
+                verdict.restore.push(name.to_owned());
+            }
+            if self.good.is_none() {
+                let trouble = self.restored.trouble().map(|refusal| Refused { digest: None, refusal });
+                return self.stand(None, trouble, kept);
+            }
+        }
+        let versions = self.versions(name, passed, own, facts, &verdict.table).map(Arc::new);
         if let Some(versions) = &versions {
             verdict.table.insert(versions.stable.claim.reconciles.group_kind(), versions.clone());
         }
@@ -132,29 +146,54 @@ impl Plugin {
         self.stand(versions.as_deref(), refused, kept)
     }
 
-    /// Whether what was kept has to be loaded before anything can serve: there is no good version, and the delivered one is not it.
-    fn needs_kept(&self, kept: Option<&Kept>, passed: Option<&Passed>, refused: Option<&Refused>) -> bool {
-        let Some(kept) = kept.filter(|_| self.good.is_none() && self.restored != Restored::Failed) else { return false };
-        match passed {
-            Some((loaded, _)) => loaded.version != kept.version,
-            None => refused.is_some(),
+    /// Follows what is kept of the plugin.
+    fn follow(&mut self, own: Option<&Kept>) {
+        let Some(own) = own else { return };
+        match &self.good {
+            None if self.rolled_back.is_empty() => self.rolled_back.clone_from(&own.rolled_back),
+            None => {}
+            // It is kept, or somebody else has found that it is no good.
+            Some(good) => self.ahead &= good.version != own.version && own.rolled_back.iter().all(|other| other.version != good.version),
         }
     }
 
-    /// What became of the kept version. Where it cannot be loaded, it is as if there were none.
-    pub(super) fn restored_as(&mut self, name: &str, finished: Finished) -> bool {
-        match finished {
-            Ok(loaded) => {
-                self.good.get_or_insert(loaded);
-                self.restored = Restored::Unasked;
-            }
-            Err(refused) => {
-                let why = refused.refusal.message;
-                tracing::warn!(plugin = name, why, "the stable version that was kept cannot be loaded");
-                self.restored = Restored::Failed;
-            }
+    /// Whether what was kept has to be loaded: it is neither what serves as the stable version nor what is about to.
+    fn needs(&self, own: &Kept, passed: bool) -> bool {
+        if self.restored.is_hopeless(passed) || self.good.as_ref().is_some_and(|good| self.ahead || good.version == own.version) {
+            return false;
         }
-        true
+        match (&self.delivered, &self.newest) {
+            (Delivered::Loading, _) => !same_files(own, self.delivery()),
+            (Delivered::Refused(_), _) | (Delivered::Ready, None) => true,
+            (Delivered::Ready, Some(newest)) => newest.version != own.version,
+        }
+    }
+
+    /// What serves. A version that has passed every gate and needs no trial becomes the good one.
+    fn versions(&mut self, name: &str, passed: Option<Passed>, own: Option<&Kept>, facts: &Facts, table: &Table) -> Option<Versions> {
+        let proven = |loaded: &Loaded| own.is_some_and(|own| own.version == loaded.version);
+        let mut versions = match (passed, self.good.clone()) {
+            (Some((loaded, crd_uid)), Some(good)) if can_be_tried(&good, &loaded) && !proven(&loaded) => {
+                let stable = serving(name, &good, &crd_uid);
+                Versions { candidate: Some(self.candidate(serving(name, &loaded, &crd_uid), &loaded)), ..Versions::only(stable) }
+            }
+            (Some((loaded, crd_uid)), _) => {
+                let is_new = self.good.replace(loaded.clone()).is_none_or(|good| good.version != loaded.version);
+                self.ahead |= is_new && own.is_some() && !proven(&loaded);
+                Versions::only(serving(name, &loaded, &crd_uid))
+            }
+            (None, Some(good)) => match facts.crds.gate(&good.claim) {
+                Gate::Open(crd_uid) if !taken(name, &good, table) => Versions::only(serving(name, &good, &crd_uid)),
+                _ => return None,
+            },
+            (None, None) => return None,
+        };
+        versions.paused = self.is_paused();
+        Some(versions)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.paused.unwrap_or_else(|| self.good.as_ref().is_some_and(|good| good.config.paused))
     }
 
     /// The delivered version on its trial, which goes on if it had begun.
@@ -167,15 +206,12 @@ impl Plugin {
         Candidate { serving, trial }
     }
 
-    /// The delivered version where it passes every gate; else why not, where that is known.
-    fn judge_delivered(&self, facts: &Facts, verdict: &mut Verdict) -> (Option<Passed>, Option<Refused>) {
-        let loaded = match &self.delivered {
-            Delivered::Loading => return (None, None),
-            Delivered::Refused(refused) => return (None, Some(refused.clone())),
-            Delivered::Ready(loaded) => loaded,
-        };
+    /// The newest version where it passes every gate; else why not, where that is known.
+    fn judge_newest(&self, own: Option<&Kept>, facts: &Facts, verdict: &mut Verdict) -> (Option<Passed>, Option<Refused>) {
+        let Some(loaded) = &self.newest else { return (None, None) };
         let refuse = |refusal| (None, Some(Refused { digest: Some(loaded.version.digest), refusal }));
-        if let Some(RolledBack { why, .. }) = self.rolled_back.as_ref().filter(|rolled_back| self.outlasts(rolled_back, loaded)) {
+        let rolled_back = self.was_rolled_back(&loaded.version).filter(|_| self.can_do_without(loaded, own));
+        if let Some(RolledBack { why, .. }) = rolled_back {
             let message = format!(
                 "It was rolled back, as {}. Deliver another version, or see \"Rollback\" in docs/operating.md to try this one again.",
                 why.trim_end_matches('.')
@@ -196,10 +232,13 @@ impl Plugin {
         }
     }
 
-    /// Whether a version was rolled back, and there is, or may be, another one to serve in its place.
-    fn outlasts(&self, rolled_back: &RolledBack, loaded: &Loaded) -> bool {
-        rolled_back.version == loaded.version
-            && (self.good.as_ref().map_or(self.restored != Restored::Failed, |good| good.version != loaded.version))
+    /// Whether there is, or may be, another version to serve in the place of this one.
+    fn can_do_without(&self, loaded: &Loaded, own: Option<&Kept>) -> bool {
+        match &self.good {
+            Some(good) => good.version != loaded.version,
+            None if self.restored.is_loading() => true,
+            None => own.is_some_and(|own| own.version != loaded.version && !self.restored.is_hopeless(false)),
+        }
     }
 
     /// The gates that depend on the cluster. A version that serves already is not asked for its permissions again.
@@ -225,10 +264,9 @@ impl Plugin {
     /// How the plugin stands. While a version is being loaded it stands as before, so that a reload is one change and not two.
     fn stand(&mut self, versions: Option<&Versions>, refused: Option<Refused>, kept: Option<&Kept>) -> Standing {
         let loading = refused.is_none() && !versions.is_some_and(|versions| self.delivered_serves(versions.newest()));
-        let kind = match (versions, &self.delivered) {
+        let kind = match (versions, &self.newest) {
             (Some(versions), _) => Some(versions.stable.claim.reconciles.clone()),
-            (None, Delivered::Ready(loaded)) => Some(loaded.claim.reconciles.clone()),
-            (None, _) => None,
+            (None, newest) => newest.as_ref().map(|loaded| loaded.claim.reconciles.clone()),
         };
         let delivery = self.delivery();
         let mut standing = Standing {
@@ -238,38 +276,57 @@ impl Plugin {
             version: delivery.version.clone(),
             stable: versions.map(|versions| versions.stable.clone()),
             candidate: versions.and_then(|versions| versions.candidate.clone()),
+            paused: self.is_paused(),
             refused,
             loading,
             keep: self.to_keep(kept),
         };
         if let Some(before) = self.stood.take().filter(|before| loading && standing.stable.is_some() && before.uid == standing.uid) {
-            standing.version = before.version;
-            standing.refused = before.refused;
+            // Of a delivery that has never been judged nothing is said, although an earlier version serves.
+            standing.version = if before.stable.is_some() { before.version } else { String::new() };
+            standing.refused = before.refused.filter(|_| before.stable.is_some());
         }
         self.stood = Some(standing.clone());
         standing
     }
 
     /// What is to be kept of the plugin, in case that a later host has to do without what this one knows. A folder is the business of
-    /// whoever writes it.
+    /// whoever writes it. A version that was rolled back, and serves because there is nothing else, is not kept in the place of another.
     fn to_keep(&self, kept: Option<&Kept>) -> Option<Keep> {
         let good = self.good.as_ref().filter(|good| good.delivery.place == Place::ConfigMap)?;
+        if self.was_rolled_back(&good.version).is_some() {
+            return None;
+        }
         let rolled_back = self.rolled_back.clone();
         let owner = self.delivery().uid.clone();
         let is_kept = kept.is_some_and(|kept| (&kept.owner, &kept.version, &kept.rolled_back) == (&owner, &good.version, &rolled_back));
-        let is_own = |kept: &Kept| kept.owner == owner;
+        let is_own = |kept: &Kept| kept.is_of(self.delivery());
         let kept = kept.map(|kept| (kept.uid.clone(), is_own(kept).then(|| kept.version.clone())));
         Some(Keep { version: good.version.clone(), delivery: good.delivery.clone(), owner, rolled_back, kept, is_kept })
     }
 
     fn delivered_serves(&self, serving: &Serving) -> bool {
-        matches!(&self.delivered, Delivered::Ready(loaded) if loaded.version == serving.version)
+        let newest = self.newest.as_ref().filter(|_| matches!(self.delivered, Delivered::Ready));
+        newest.is_some_and(|newest| newest.version == serving.version)
     }
 }
 
-/// Whether both can serve side by side: the same objects, in the same version of their API.
+/// Whether the plugin is paused by the `plugin.yaml` of a delivery; none where that cannot be read.
+fn paused(delivery: &Delivery) -> Option<bool> {
+    let text = delivery.files.iter().find(|(name, _)| name == CONFIG_FILE);
+    text.map_or(Some(false), |(_, text)| Config::parse(text).ok().map(|config| config.paused))
+}
+
+/// Whether a delivery has just the files that are kept, in whatever order.
+fn same_files(kept: &Kept, delivery: &Delivery) -> bool {
+    kept.files.len() == delivery.files.len() && kept.files.iter().all(|file| delivery.files.contains(file))
+}
+
+/// Whether both can serve side by side, as they reconcile the same objects in the same version of their API, and differ in what they do.
 fn can_be_tried(good: &Loaded, loaded: &Loaded) -> bool {
-    good.version != loaded.version && good.claim.reconciles == loaded.claim.reconciles
+    let unpaused = |config: &Config| Config { paused: false, ..config.clone() };
+    let same = good.version.digest == loaded.version.digest && unpaused(&good.config) == unpaused(&loaded.config);
+    good.version != loaded.version && good.claim.reconciles == loaded.claim.reconciles && !same
 }
 
 /// The older plugin that has the kind, if there is one: the table holds only what older ones serve.
@@ -289,7 +346,6 @@ fn serving(name: &str, loaded: &Loaded, crd_uid: &Arc<str>) -> Arc<Serving> {
         pace: loaded.config.pace(),
         timeout: loaded.config.timeout,
         service_account: loaded.config.service_account.clone(),
-        paused: loaded.config.paused,
         redrive: loaded.config.redrive,
         crd_uid: crd_uid.clone(),
         handler: loaded.handler.clone(),

@@ -122,33 +122,42 @@ struct End {
     verdict: Verdict,
     /// The state that was last given or written.
     last: Option<Arc<Object>>,
-    /// What went wrong in the handler, if it was run and something did.
+    /// Which version's handler was run, if one was.
+    ran: Option<Version>,
+    /// What went wrong in a handler: in this turn, or in the one whose outcome is written now.
     fault: Option<Fault>,
 }
 
 /// How a handler failed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Fault {
     /// In a sentence.
     cause: String,
     /// Whether it trapped or broke a limit, rather than said that it failed.
     broken: bool,
+    /// Whether the other side told it to come back later.
+    waits: bool,
     /// Which version of the plugin it is.
     version: Version,
 }
 
 impl End {
-    /// Of a turn in which no handler was at fault.
+    /// Of a turn in which no handler was run.
     fn of(then: Then, verdict: Verdict, last: Option<Arc<Object>>) -> Self {
-        Self { then, verdict, last, fault: None }
+        Self { then, verdict, last, ran: None, fault: None }
+    }
+
+    /// The same of one in which this version's handler was run.
+    fn after_run(self, ran: Option<Version>, fault: Option<Fault>) -> Self {
+        Self { ran, fault: fault.or(self.fault), ..self }
     }
 
     /// Whether the handler trapped or broke a limit; none where it was not run.
     fn ran_broken(&self) -> Option<bool> {
-        match (&self.fault, self.verdict) {
+        match (&self.fault, &self.ran) {
             (Some(fault), _) => Some(fault.broken),
-            (None, Verdict::Success | Verdict::Requeue) => Some(false),
-            (None, _) => None,
+            (None, Some(_)) => Some(false),
+            (None, None) => None,
         }
     }
 }

@@ -10,7 +10,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{denial::Denial, object::GroupKind};
+use crate::{denial::Denial, object::GroupKind, trial::Evidence};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -161,6 +161,13 @@ pub struct Metrics {
     reads: Family<ReadLabels, Counter>,
     read_objects: Family<KindLabels, Gauge>,
     denied: Family<DeniedLabels, Counter>,
+    tried: Family<TriedLabels, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TriedLabels {
+    kind: String,
+    result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -206,6 +213,7 @@ impl Default for Metrics {
             reads: Family::default(),
             read_objects: Family::default(),
             denied: Family::default(),
+            tried: Family::default(),
             registry: Registry::default(),
         };
         registry.register("reconcile", "Turns of objects by how they ended", metrics.runs.clone());
@@ -221,6 +229,7 @@ impl Default for Metrics {
         registry.register("reads", "Reads of the cluster by handlers of the kind, by how they were answered", metrics.reads.clone());
         registry.register("read_objects", "Objects in the cache only because a plugin reads their kind", metrics.read_objects.clone());
         registry.register("denied", "Host calls of handlers that were denied", metrics.denied.clone());
+        registry.register("candidate_runs", "Runs of versions on trial by what they say of the version", metrics.tried.clone());
         Self { registry, ..metrics }
     }
 }
@@ -242,6 +251,9 @@ impl Metrics {
         for denial in Denial::ALL {
             drop(self.denials(kind, denial));
         }
+        for result in Evidence::WORDS {
+            drop(self.tried.get_or_create(&TriedLabels { kind: kind.to_string(), result }));
+        }
     }
 
     /// Drops the gauges of a kind; its counters stay, as counters must not go back.
@@ -257,6 +269,11 @@ impl Metrics {
     /// A turn has ended.
     pub fn turn(&self, kind: &GroupKind, result: Verdict) {
         self.runs.get_or_create(&ResultLabels { kind: kind.to_string(), result }).inc();
+    }
+
+    /// A run of a version on trial has ended.
+    pub fn tried(&self, kind: &GroupKind, evidence: &Evidence) {
+        self.tried.get_or_create(&TriedLabels { kind: kind.to_string(), result: evidence.as_str() }).inc();
     }
 
     /// A handler has run for so long.
@@ -352,8 +369,14 @@ mod tests {
         for result in ["ok", "forbidden", "not_synced", "error"] {
             assert!(text.contains(&format!(r#"berth_reads_total{{kind="ReportJob.batch.acme.io",result="{result}"}} 0"#)), "{text}");
         }
+        metrics.tried(&kind, &Evidence::Same);
         metrics.denied(&kind, Denial::Socket);
         let text = metrics.render();
+        for result in Evidence::WORDS {
+            let count = u8::from(result == "same");
+            let series = format!(r#"berth_candidate_runs_total{{kind="ReportJob.batch.acme.io",result="{result}"}} {count}"#);
+            assert!(text.contains(&series), "{text}");
+        }
         for denial in Denial::ALL {
             let (capability, reason, count) = (denial.capability(), denial.reason(), u8::from(denial == Denial::Socket));
             let series =

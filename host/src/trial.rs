@@ -8,11 +8,14 @@
 //! # Guarantees
 //! - Only what the former version can do counts against the new one: a back end that is down, or an object that cannot be handled, is
 //!   no evidence.
+//! - Time alone proves nothing where something was amiss: with failures that both versions have, or with outcomes that could not be
+//!   written, the trial goes on until a run is good. A kind whose objects are all settled, or that has none, has nothing to prove it with:
+//!   there the time is enough.
 //! - There is one judgement, whoever asks first.
 //! - At least one object takes part, once there is one.
 //!
 //! # Assumptions
-//! Time is tokio's, and stands still while the process does not lead: nobody ticks then.
+//! It is ticked several times a second while the process leads and the plugin is not paused; time without ticks does not count.
 
 use std::{
     sync::{
@@ -44,6 +47,8 @@ pub enum Rollout {
 pub const RUNS: u32 = 20;
 /// Time after which it has proven itself, however few runs there were.
 pub const TIME: Duration = Duration::from_secs(60);
+/// The longest time between two ticks that counts: what is longer is a time in which nobody led.
+const STEP: Duration = Duration::from_secs(1);
 /// Failures that the former version does not have after which a version is rolled back. One may be a back end that came back in
 /// between; three are none.
 const FAILURES: u32 = 3;
@@ -62,6 +67,24 @@ pub enum Evidence {
     },
     /// It failed, and so did the former version.
     Same,
+    /// It could not show what it does: the host could not run it or write its outcome, and no better that of the former version; or
+    /// the other side told it to wait.
+    Hindered,
+}
+
+impl Evidence {
+    /// For a metric label.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Worse { .. } => "worse",
+            Self::Same => "same",
+            Self::Hindered => "hindered",
+        }
+    }
+
+    /// All that [`as_str`](Self::as_str) can say, for metrics that exist before they count.
+    pub const WORDS: [&str; 4] = ["good", "worse", "same", "hindered"];
 }
 
 /// How a trial ends.
@@ -86,10 +109,14 @@ pub struct Trial {
 
 #[derive(Debug, Default)]
 struct State {
-    since: Option<Instant>,
+    /// When it was ticked last.
+    ticked: Option<Instant>,
+    /// The time that it has had.
+    time: Duration,
     good: u32,
     same: u32,
     worse: u32,
+    hindered: u32,
     judged: bool,
 }
 
@@ -139,6 +166,10 @@ impl Trial {
                 state.same += 1;
                 None
             }
+            Evidence::Hindered => {
+                state.hindered += 1;
+                None
+            }
             Evidence::Worse { cause, broken } => {
                 state.worse += 1;
                 (broken || state.worse >= FAILURES).then_some(cause)
@@ -161,19 +192,21 @@ impl Trial {
     /// Looks at the time. A judgement, if that is up.
     pub fn tick(&self) -> Option<Judgement> {
         let mut state = self.lock();
-        let since = *state.since.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        let step = state.ticked.replace(now).map_or(Duration::ZERO, |before| now.duration_since(before));
+        state.time += step.min(STEP);
         let time = match self.rollout {
             Rollout::Immediate => TIME,
             Rollout::Staged { time, .. } => time,
         };
-        if since.elapsed() < time {
-            return None;
-        }
-        let State { good, worse, .. } = *state;
-        let judgement = if worse > good {
-            Judgement::Failed(format!("it failed in {worse} of {} runs where the former version did not", good + worse))
-        } else {
-            Judgement::Passed
+        let State { good, same, worse, hindered, .. } = *state;
+        let judgement = match () {
+            () if state.time < time => return None,
+            () if worse > good => {
+                Judgement::Failed(format!("it failed in {worse} of {} runs where the former version did not", good + worse))
+            }
+            () if good > 0 || same + hindered == 0 => Judgement::Passed,
+            () => return None,
         };
         state.judge(judgement)
     }
@@ -244,31 +277,58 @@ mod tests {
         assert_eq!(trial.record(worse(true)), None, "it has been judged");
     }
 
+    /// Ticks for a time as a leader does, until there is a judgement.
+    async fn tick_for(trial: &Trial, time: Duration) -> Option<Judgement> {
+        const TICK: Duration = Duration::from_millis(250);
+        let mut judged = trial.tick();
+        for _ in 0..time.as_millis() / TICK.as_millis() {
+            tokio::time::advance(TICK).await;
+            judged = judged.or(trial.tick());
+        }
+        judged
+    }
+
     #[tokio::test(start_paused = true)]
     async fn time_proves_a_version_that_does_more_good_than_harm() {
         for (evidence, passes) in [(vec![], true), (vec![worse(false)], false), (vec![worse(false), Evidence::Good], true)] {
             let trial = Trial::new(Rollout::Immediate);
-            assert_eq!(trial.tick(), None);
             for evidence in evidence {
                 trial.record(evidence);
             }
-            tokio::time::advance(TIME).await;
-            assert_eq!(trial.tick() == Some(Judgement::Passed), passes);
+            assert_eq!(tick_for(&trial, TIME - Duration::from_secs(1)).await, None);
+            assert_eq!(tick_for(&trial, Duration::from_secs(1)).await == Some(Judgement::Passed), passes);
             assert_eq!(trial.tick(), None, "it has been judged");
         }
     }
 
     #[tokio::test(start_paused = true)]
+    async fn time_proves_nothing_where_all_that_happened_was_amiss_until_a_run_is_good() {
+        for amiss in [Evidence::Same, Evidence::Hindered] {
+            let trial = Trial::new(Rollout::Immediate);
+            trial.record(amiss.clone());
+            assert_eq!(tick_for(&trial, TIME * 10).await, None, "{amiss:?}");
+            trial.record(Evidence::Good);
+            assert_eq!(trial.tick(), Some(Judgement::Passed), "{amiss:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_nobody_leads_does_not_count() {
+        let trial = Trial::new(Rollout::Immediate);
+        assert_eq!(tick_for(&trial, TIME / 2).await, None);
+        tokio::time::advance(TIME * 10).await;
+        assert_eq!(tick_for(&trial, TIME / 2 - Duration::from_secs(2)).await, None);
+        assert_eq!(tick_for(&trial, Duration::from_secs(2)).await, Some(Judgement::Passed));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_staged_rollout_takes_its_time_however_well_it_goes() {
         let trial = Trial::new(STAGED);
-        assert_eq!(trial.tick(), None);
         for _ in 0..10 * RUNS {
             assert_eq!(trial.record(Evidence::Good), None);
         }
-        tokio::time::advance(Duration::from_secs(119)).await;
-        assert_eq!(trial.tick(), None);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(trial.tick(), Some(Judgement::Passed));
+        assert_eq!(tick_for(&trial, Duration::from_secs(119)).await, None);
+        assert_eq!(tick_for(&trial, Duration::from_secs(1)).await, Some(Judgement::Passed));
     }
 
     #[test]
@@ -288,12 +348,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_order_of_evidence_leads_to_a_second_judgement(steps in prop::collection::vec(0..4_u8, 0..200)) {
+        fn no_order_of_evidence_leads_to_a_second_judgement(steps in prop::collection::vec(0..5_u8, 0..200)) {
             let trial = Trial::new(Rollout::Immediate);
             let judged = steps.into_iter().filter_map(|step| trial.record(match step {
                 0 => worse(true),
                 1 => worse(false),
                 2 => Evidence::Same,
+                3 => Evidence::Hindered,
                 _ => Evidence::Good,
             }));
             prop_assert!(judged.count() <= 1);

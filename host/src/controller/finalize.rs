@@ -8,6 +8,7 @@ use super::{
     Controller, End, Fault, Work,
     children::with_children,
     settle::{Settlement, farewell},
+    step::ran,
     write::{Owed, State},
 };
 use crate::{
@@ -46,13 +47,12 @@ impl Controller {
         }
         let result = self.handle(work, turn, object.clone(), value, turn.failures, Phase::Finalize).await;
         let (result, children) = with_children(work, &object, result);
-        let fault = Fault::of(&result, &work.serving.version);
+        let (ran, fault) = (ran(work, &result), Fault::of(&result, &work.serving.version));
         if work.trial.is_some() && fault.is_some() {
-            return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
+            return End::of(Then::Wait, Verdict::Failure, Some(object)).after_run(ran, fault);
         }
         let settlement = Settlement { children, ..farewell(claim, &object, value, turn.failures, result) };
-        let end = self.write(work, object, settlement).await;
-        End { fault: fault.or(end.fault), ..end }
+        self.write(work, object, settlement).await.after_run(ran, fault)
     }
 
     /// Takes the finalizer off an object that is done with, which is the last that is written to it: as a rule it is gone then.

@@ -36,8 +36,8 @@ impl Controller {
             let payer = payer(work, &pending.version);
             match self.settle_debt(payer.as_ref().unwrap_or(work), &mut object, pending).await {
                 // What happened while it was owed was folded into this turn, and the handler has not seen it.
-                Ok(End { then: Then::Wait | Then::After(_) | Then::Stop, verdict, last: last @ Some(_), fault }) => {
-                    return End { then: Then::Again(Duration::ZERO), verdict, last, fault };
+                Ok(end @ End { then: Then::Wait | Then::After(_) | Then::Stop, last: Some(_), .. }) => {
+                    return End { then: Then::Again(Duration::ZERO), ..end };
                 }
                 Ok(end) => return end,
                 // The object has moved on: what was owed no longer holds.
@@ -93,13 +93,12 @@ impl Controller {
         };
         let result = self.handle(work, turn, object.clone(), &value, failures, Phase::Apply).await;
         let (result, children) = with_children(work, &object, result);
-        let fault = Fault::of(&result, &work.serving.version);
+        let (ran, fault) = (ran(work, &result), Fault::of(&result, &work.serving.version));
         if work.trial.is_some() && fault.is_some() {
-            return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
+            return End::of(Then::Wait, Verdict::Failure, Some(object)).after_run(ran, fault);
         }
         let settlement = Settlement { children, ..settle(claim, &object, &value, failures, result) };
-        let end = self.write(work, object, settlement).await;
-        End { fault: fault.or(end.fault), ..end }
+        self.write(work, object, settlement).await.after_run(ran, fault)
     }
 
     /// Where the object stands, by its claim and by what was said of it before.
@@ -157,6 +156,12 @@ impl Controller {
         self.metrics.ran(&work.key.kind, started.elapsed());
         result
     }
+
+/// Which version has run, where the handler is what the result is of.
+pub(super) fn ran(work: &Work<'_>, result: &Result<Outcome, Failure>) -> Option<Version> {
+    let by_handler = result.as_ref().err().is_none_or(Failure::counts);
+    by_handler.then(|| work.serving.version.clone())
+}
 
     async fn reopen(&self, work: &Work<'_>, object: &Arc<Object>) -> Result<Arc<Object>, WriteError> {
         let patch = reopen(&work.serving.claim).expect("an object can only be stale by its claim's progress");

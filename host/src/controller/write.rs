@@ -106,9 +106,9 @@ impl Controller {
     /// the object says nothing.
     pub(super) async fn write_refusal(&self, work: &Work<'_>, object: Arc<Object>, refused: Failure, failures: u32) -> End {
         let cause = refused.to_string();
-        let fault = Some(Fault { cause: cause.clone(), broken: true, version: work.serving.version.clone() });
+        let fault = Some(Fault { cause: cause.clone(), broken: true, waits: false, version: work.serving.version.clone() });
         if work.trial.is_some() {
-            return End { then: Then::Wait, verdict: Verdict::Failure, last: Some(object), fault };
+            return End { fault, ..End::of(Then::Wait, Verdict::Failure, Some(object)) };
         }
         let decide = if object.deleting { farewell } else { settle };
         let settlement = decide(&work.serving.claim, &object, &object.value(), failures, Err(refused));

@@ -54,7 +54,7 @@ mod step;
 mod term;
 mod write;
 
-use breaker::{Breaker, Change as Switch, Flow};
+use breaker::{Breaker, Change as Switch, Flow, Run};
 use mark::Moment;
 use term::Term;
 use write::State;
@@ -299,6 +299,10 @@ impl Controller {
         *self.term.write().expect("no panic while the lock is held") = None;
         let cancelled = turns.len();
         turns.shutdown().await;
+        for (kind, _) in self.kinds.all() {
+            self.metrics.breaker(&kind, false);
+            self.metrics.depth(&kind, 0, 0, 0);
+        }
         self.metrics.leader(false);
         tracing::info!(epoch = fence.epoch(), orderly, cancelled, "no longer leading");
     }
@@ -324,7 +328,8 @@ impl Controller {
     fn open_lane(&self, term: &Term, kind: &GroupKind, watched: &Watched) {
         let newest = watched.versions.newest();
         let mut pace = newest.pace;
-        pace.concurrency = match term.breaker(kind, |breaker| breaker.flow()) {
+        let flow = term.breaker(kind, |breaker| breaker.flow());
+        pace.concurrency = match flow {
             _ if watched.versions.paused => 0,
             Flow::Free => pace.concurrency,
             Flow::One => 1,
@@ -340,11 +345,11 @@ impl Controller {
         match switch {
             Switch::Opened => tracing::warn!(plugin, %kind, "the handler traps too often: its objects wait (circuit breaker open)"),
             Switch::Probes => tracing::info!(plugin, %kind, "one object probes whether the handler has healed"),
-            Switch::Closed => tracing::info!(plugin, %kind, "the handler works again (circuit breaker closed)"),
+            Switch::Closed { .. } => tracing::info!(plugin, %kind, "the handler works again (circuit breaker closed)"),
         }
-        self.metrics.breaker(kind, switch != Switch::Closed);
+        self.metrics.breaker(kind, !matches!(switch, Switch::Closed { .. }));
         self.open_lane(term, kind, watched);
-        if switch == Switch::Closed {
+        if let Switch::Closed { healed: true } = switch {
             term.queue.redrive(kind);
         }
     }
@@ -388,7 +393,8 @@ impl Controller {
         }
         for (kind, watched) in self.kinds.all() {
             self.watch_trial(term, &kind, &watched);
-            self.switch(term, &kind, &watched, term.breaker(&kind, Breaker::tick));
+            let switch = term.breaker(&kind, |breaker| breaker.tick(|| term.queue.has_to_probe(&kind)));
+            self.switch(term, &kind, &watched, switch);
         }
         self.wake_keys(term, term.due_readers());
         for key in term.unmirrored(MIRRORS) {
@@ -437,7 +443,8 @@ impl Controller {
             term.failed(&key, &fault.version, &fault.cause);
         }
         if let Some(broken) = end.ran_broken() {
-            self.switch(&term, &key.kind, &watched, term.breaker(&key.kind, |breaker| breaker.record(broken)));
+            let run = Run { object: Run::object(&key), sound: turn.failures == 0, broken };
+            self.switch(&term, &key.kind, &watched, term.breaker(&key.kind, |breaker| breaker.record(run)));
         }
         span.in_scope(|| match end.verdict {
             Verdict::Settled | Verdict::Requeue => tracing::debug!(result = %end.verdict, "turn"),

@@ -336,6 +336,7 @@ impl Controller {
             Flow::None => 0,
         };
         term.queue.open(kind.clone(), pace);
+        term.queue.prefer_sound(kind, flow == Flow::One);
     }
 
     /// Follows a change of a circuit breaker.
@@ -439,8 +440,10 @@ impl Controller {
             End::of(Then::Fail { cause, after: None }, Verdict::HostError, None)
         });
         self.metrics.turn(&key.kind, end.verdict);
-        if let Some(fault) = &end.fault {
-            term.failed(&key, &fault.version, &fault.cause);
+        match &end.fault {
+            Some(fault) => term.failed(&key, &fault.version, &fault.cause),
+            None if end.ran.is_some() => term.recovered(&key),
+            None => {}
         }
         if let Some(broken) = end.ran_broken() {
             let run = Run { object: Run::object(&key), sound: turn.failures == 0, broken };

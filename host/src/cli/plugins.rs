@@ -105,8 +105,10 @@ impl Seen {
             text += "\n";
         }
         for failure in self.hosts.iter().filter_map(|host| host.last_failure.as_ref()) {
-            text +=
-                &format!("\n{}: {} failed since {} on {}: {}\n", self.name, failure.object, failure.time, failure.version, failure.cause);
+            text += &format!(
+                "\n{}: the last to fail was {}, first at {}, on {}: {}\n",
+                self.name, failure.object, failure.time, failure.version, failure.cause
+            );
         }
         text
     }
@@ -148,7 +150,7 @@ mod tests {
         let text = table(std::slice::from_ref(&seen));
         let words: Vec<_> = text.lines().nth(1).expect("a line").split_whitespace().collect();
         assert_eq!(words, ["report-job", "ReportJob.batch.acme.io", "b47ffc5dd4fa-e3b0c4", "-", "True", "100", "3", "1", "0", "Serving."]);
-        assert_eq!(seen.more(false), "\nreport-job: ns/report-042 failed since 2026-01-02T03:04:05Z on v: no paper\n");
+        assert_eq!(seen.more(false), "\nreport-job: the last to fail was ns/report-042, first at 2026-01-02T03:04:05Z, on v: no paper\n");
         assert!(seen.more(true).contains("reconciled by berth-a"));
     }
 

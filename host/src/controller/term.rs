@@ -50,7 +50,8 @@ pub struct Term {
     unmirrored: Mutex<VecDeque<(Instant, Key)>>,
     late_reads: Mutex<VecDeque<(Instant, Key)>>,
     breakers: Mutex<HashMap<GroupKind, Breaker>>,
-    failures: Mutex<HashMap<GroupKind, LastFailure>>,
+    /// The last failure of each kind, and whether its object has not had a good run since.
+    failures: Mutex<HashMap<GroupKind, (LastFailure, bool)>>,
     paused: Mutex<HashSet<Key>>,
 }
 
@@ -204,16 +205,24 @@ impl Term {
     pub fn failed(&self, key: &Key, version: &Version, cause: &str) {
         let (object, version, cause) = (key.object.to_string(), version.to_string(), cut(cause, MESSAGE_MAX));
         let mut failures = self.failures.lock().expect("no panic while the lock is held");
-        let last = failures.entry(key.kind.clone()).or_default();
-        if (&last.object, &last.version, &last.cause) != (&object, &version, &cause) {
+        let (last, goes_on) = failures.entry(key.kind.clone()).or_default();
+        if !*goes_on || (&last.object, &last.version, &last.cause) != (&object, &version, &cause) {
             let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-            *last = LastFailure { object, cause, version, time };
+            (*last, *goes_on) = (LastFailure { object, cause, version, time }, true);
+        }
+    }
+
+    /// A handler has done its work: if its object fails again, that is news.
+    pub fn recovered(&self, key: &Key) {
+        let mut failures = self.failures.lock().expect("no panic while the lock is held");
+        if let Some((_, goes_on)) = failures.get_mut(&key.kind).filter(|(last, _)| last.object == key.object.to_string()) {
+            *goes_on = false;
         }
     }
 
     /// The last failure of a kind's handler.
     pub fn last_failure(&self, kind: &GroupKind) -> Option<LastFailure> {
-        self.failures.lock().expect("no panic while the lock is held").get(kind).cloned()
+        self.failures.lock().expect("no panic while the lock is held").get(kind).map(|(last, _)| last.clone())
     }
 
     /// An object was found paused, or not. True where that is news.

@@ -65,7 +65,7 @@ impl Args {
         };
         if let Some(name) = name {
             let object = api(&namespace).get(name).await.with_context(|| format!("reading {kind}/{name}"))?;
-            mark(&api(&namespace), name).await?;
+            ensure!(mark(&api(&namespace), name).await?, "{kind}/{name} is gone");
             match gave_up(&object) {
                 Some(cause) => println!("{kind}/{name} is tried again; it had been given up on: {cause}"),
                 None => println!("{kind}/{name} runs at once if it waits out a backoff; nobody has given up on it"),
@@ -77,22 +77,30 @@ impl Args {
             false => api(&namespace),
         };
         let objects = given_up(&listed).await.with_context(|| format!("listing {kind}"))?;
+        let mut marked = 0;
         for object in &objects {
             let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
-            mark(&api(&namespace), &name).await?;
-            let place = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
-            println!("{place} is tried again; it had been given up on: {}", gave_up(object).unwrap_or_default());
+            let place = if namespace.is_empty() { name.clone() } else { format!("{namespace}/{name}") };
+            if mark(&api(&namespace), &name).await? {
+                marked += 1;
+                println!("{place} is tried again; it had been given up on: {}", gave_up(object).unwrap_or_default());
+            } else {
+                println!("{place} is gone");
+            }
         }
-        println!("{} objects", objects.len());
+        println!("{marked} objects");
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn mark(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<()> {
+/// Whether the object was still there to be marked.
+async fn mark(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<bool> {
     let now = jiff::Timestamp::now().to_string();
     let patch = json!({ "metadata": { "annotations": { RETRY: now } } });
-    api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await.with_context(|| format!("annotating {name}"))?;
-    Ok(())
+    match api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(false),
+        answer => answer.map(|_| true).with_context(|| format!("annotating {name}")),
+    }
 }
 
 async fn given_up(api: &Api<DynamicObject>) -> kube::Result<Vec<DynamicObject>> {
@@ -111,5 +119,6 @@ async fn given_up(api: &Api<DynamicObject>) -> kube::Result<Vec<DynamicObject>> 
 /// Why the host gave up on the object as it is now, if it did.
 fn gave_up(object: &DynamicObject) -> Option<String> {
     let mark: Mark = serde_json::from_str(object.annotations().get(GAVE_UP)?).ok()?;
-    (object.metadata.generation == Some(mark.generation)).then_some(mark.cause)
+    let metadata = &object.metadata;
+    mark.is_of(metadata.uid.as_deref()?, metadata.generation?).then_some(mark.cause)
 }

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::{
     Controller, End, Fault, PAUSED, Work,
     children::with_children,
-    mark::{Mark, Moment, annotation, asked_again},
-    settle::{Settlement, Standing, is_dead, reopen, retries, settle, standing},
+    mark::{Mark, Moment, annotation, standing as standing_by},
+    settle::{Settlement, Standing, is_dead, reopen, retries, settle},
     write::{Owed, State},
 };
 use crate::{
@@ -101,19 +101,12 @@ impl Controller {
         self.write(work, object, settlement).await.after_run(ran, fault)
     }
 
-    /// Where the object stands, by its claim and by what was said of it before.
+    /// Where the object stands for the version that serves it.
     fn standing(&self, work: &Work<'_>, object: &Object, value: &Value) -> Standing {
-        let claim = &work.serving.claim;
-        let by_fields = standing(claim, object, value);
-        let Some(mark) = Mark::of(object, value).filter(|_| !object.deleting) else { return by_fields };
-        let versions = &work.watched.versions;
+        let serving = work.serving;
         // A version on trial has to prove itself first on what works.
-        let redrive = work.serving.redrive && versions.candidate.is_none() && mark.version != work.serving.version.to_string();
-        match by_fields {
-            Standing::Settled if redrive || asked_again(value) => Standing::Stale,
-            Standing::Open if claim.progress.is_none() && !redrive && !asked_again(value) => Standing::Settled,
-            by_fields => by_fields,
-        }
+        let redrives = serving.redrive && work.watched.versions.candidate.is_none();
+        standing_by(&serving.claim, object, value, redrives.then(|| serving.version.to_string()).as_deref())
     }
 
     /// Whether a settled object is run because its children may not be as they were: they are part of what it is settled with. Those of
@@ -157,12 +150,6 @@ impl Controller {
         result
     }
 
-/// Which version has run, where the handler is what the result is of.
-pub(super) fn ran(work: &Work<'_>, result: &Result<Outcome, Failure>) -> Option<Version> {
-    let by_handler = result.as_ref().err().is_none_or(Failure::counts);
-    by_handler.then(|| work.serving.version.clone())
-}
-
     async fn reopen(&self, work: &Work<'_>, object: &Arc<Object>) -> Result<Arc<Object>, WriteError> {
         let patch = reopen(&work.serving.claim).expect("an object can only be stale by its claim's progress");
         let reopened = self.write_status(work, object, &patch).await?;
@@ -175,6 +162,12 @@ fn payer<'w>(work: &Work<'w>, version: &Version) -> Option<Work<'w>> {
     let stable = &work.watched.versions.stable;
     let is_stables = *version == stable.version && *version != work.serving.version;
     is_stables.then(|| Work { serving: stable, trial: None, fence: work.fence.clone(), ..*work })
+}
+
+/// Which version has run, where the handler is what the result is of.
+pub(super) fn ran(work: &Work<'_>, result: &Result<Outcome, Failure>) -> Option<Version> {
+    let by_handler = result.as_ref().err().is_none_or(Failure::counts);
+    by_handler.then(|| work.serving.version.clone())
 }
 
 fn on_hold() -> Event {

@@ -153,10 +153,7 @@ impl Term {
                 if listed { Cause::FirstList } else { Cause::NewSpec }
             }
             Some(known) if known.running || known.seen == seen => return,
-            Some(known) => match known.renew(seen) {
-                Cause::Change if object.json.contains(RETRY) && asked_again(&object.value()) => Cause::Redrive,
-                cause => cause,
-            },
+            Some(known) => known.cause(seen, object),
         };
         if !self.queue.wake(key, &object.uid, cause, priority) {
             // Its lane is not open yet: who opens it looks at all objects, and has to find this one new.
@@ -361,7 +358,7 @@ impl Term {
                 }
                 let seen = Seen::of(&current);
                 if known.seen != seen {
-                    let cause = known.renew(seen);
+                    let cause = known.cause(seen, &current);
                     self.queue.wake(&turn.key, &current.uid, cause, priority(claim, &current));
                 }
                 drop(tracked);
@@ -413,6 +410,14 @@ impl Tracked {
             drift_held: false,
             began: None,
             read_due: false,
+        }
+    }
+
+    /// Takes in the state of an object and says why that wakes it.
+    fn cause(&mut self, seen: Seen, object: &Object) -> Cause {
+        match self.renew(seen) {
+            Cause::Change if object.json.contains(RETRY) && asked_again(&object.value()) => Cause::Redrive,
+            cause => cause,
         }
     }
 

@@ -78,7 +78,11 @@ impl Controller {
         if release {
             return self.release(work, object, Settlement { failures, release, ..Settlement::nothing(then, verdict) }).await;
         }
-        let moment = if verdict == Verdict::Settled { Moment::Settled } else { Moment::Ran(gave_up.as_deref()) };
+        let moment = match verdict {
+            Verdict::Settled => Moment::Settled,
+            _ if merged => Moment::Overtaken(gave_up.as_deref()),
+            _ => Moment::Ran(gave_up.as_deref()),
+        };
         match self.write_metadata(work, &object, &labels, moment).await {
             Ok(State { object: last, merged: later }) => {
                 // With the former state as the last one seen, what was merged in counts as news, and leads to another run.

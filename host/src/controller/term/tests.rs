@@ -238,3 +238,35 @@ async fn delays_in_a_row_are_counted_until_a_write_is_made_or_the_object_is_anot
     bench.observe(&object("v", 2, 1, json!({})));
     assert_eq!(counts(1), [0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_to_try_again_during_a_run_cuts_the_backoff_after_it() {
+    let bench = Bench::new();
+    let first = object("u", 1, 1, json!({}));
+    let turn = bench.running(&first).await;
+    let metadata = json!({"name": "n", "uid": "u", "resourceVersion": "2", "generation": 1, "annotations": {RETRY: "now"}});
+    let asked = Arc::new(Object::parse(&json!({"metadata": metadata, "status": {}}).to_string()).expect("parses"));
+    bench.observe(&asked);
+    let failed = Then::Fail { cause: "down".into(), after: None };
+    bench.term.finish(turn, failed, Some(&first), &claim(), || Some(asked.clone()));
+    let turn = bench.turn().await.expect("at once");
+    assert_eq!((turn.cause, turn.failures), (Cause::Redrive, 0));
+    turn.done(Then::Wait);
+}
+
+#[test]
+fn a_failure_after_a_recovery_is_another_one() {
+    let bench = Bench::new();
+    let version = Version { digest: crate::package::Digest::of(b"1"), config_hash: String::new() };
+    let failed = || bench.term.failed(&bench.key, &version, "down");
+    let time = || bench.term.last_failure(&bench.key.kind).expect("failed").time;
+    failed();
+    let long_ago = "2026-01-01T00:00:00Z".to_owned();
+    bench.term.failures.lock().expect("free").values_mut().for_each(|(last, _)| last.time.clone_from(&long_ago));
+    failed();
+    assert_eq!(time(), long_ago, "it goes on");
+    bench.term.recovered(&bench.key);
+    assert_eq!(time(), long_ago, "it was the last one");
+    failed();
+    assert_ne!(time(), long_ago);
+}

@@ -2,7 +2,8 @@
 //!
 //! # Expected flow
 //! Every replica watches the `Plugin` objects of its namespace. The leader compares them with what its loader says, and writes what is
-//! different: at once when it becomes leader, when a plugin stands otherwise, and when somebody else has changed or deleted an object.
+//! different: at once when it becomes leader, when a plugin stands otherwise, and when somebody else has deleted an object; within some
+//! seconds when somebody else has changed one.
 //!
 //! Figures of what is at work go into an entry of this host's own, at a pace: nothing changes while nothing happens.
 //!
@@ -25,7 +26,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tracing::{debug, warn};
 
-use self::figures::Paced;
+use self::pace::Paced;
 pub use self::{
     figures::{Figures, LastFailure},
     status::{Condition, Status},
@@ -42,6 +43,7 @@ use crate::{
 };
 
 mod figures;
+mod pace;
 mod status;
 
 /// Who the API server is told that the writer is.
@@ -238,13 +240,18 @@ impl Writer {
             let wanted = self.object(name, standing);
             let head = (!holds(&found["metadata"], &wanted["metadata"])).then_some(wanted);
             if head.is_some() || before.as_ref() != Some(&status) {
+                // Several hosts may see a plugin otherwise, and each of them hears of what the others write.
+                if head.is_none() && self.paced.get(name).is_some_and(|paced| !paced.may_say(&status)) {
+                    continue;
+                }
                 if self.guarded(name, fence, self.apply(name, head, &status)).await? {
+                    self.paced.entry(name.clone()).or_default().said(&status);
                     self.tell(name, standing, before.as_ref(), &status, fence);
                 }
                 continue;
             }
             let Some(figures) = figures.filter(|figures| !tells(&found["status"], figures)) else { continue };
-            if self.paced.entry(name.clone()).or_default().take() {
+            if self.paced.entry(name.clone()).or_default().figures() {
                 self.guarded(name, fence, self.apply_figures(name, &figures)).await?;
             }
         }

@@ -1,13 +1,6 @@
 //! What one host tells of a plugin at work: how many objects, and the last failure. One entry a host, so that several can write.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
-
-/// The shortest time between two writes of the figures of one plugin: they are for people, and a write costs the API server some
-/// milliseconds.
-pub const PACE: Duration = Duration::from_secs(10);
 
 /// An entry of `status.hosts`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,33 +44,5 @@ impl Figures {
     /// Whether objects wait because the handler traps.
     pub fn is_open(&self) -> bool {
         self.circuit.is_some()
-    }
-}
-
-/// When the figures of a plugin were written last.
-#[derive(Debug, Default)]
-pub struct Paced(Option<Instant>);
-
-impl Paced {
-    /// Whether they may be written now; then they count as written.
-    pub fn take(&mut self) -> bool {
-        let due = self.0.is_none_or(|at| at.elapsed() >= PACE);
-        if due {
-            self.0 = Some(Instant::now());
-        }
-        due
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn figures_are_written_at_a_pace() {
-        let mut paced = Paced::default();
-        assert!(paced.take() && !paced.take());
-        tokio::time::advance(PACE).await;
-        assert!(paced.take());
     }
 }

@@ -362,9 +362,20 @@ async fn a_crd_without_the_status_subresource_is_said_and_no_handler_is_run_for_
     });
     cluster.install([crd]).await;
     let version = cluster.push("bare", &probe(&json!({"group": group, "kind": "Bare", "plural": "bares"})), "").await;
-    let _host = Host::start(&cluster, "host", &Flags::default()).await;
+    let host = Host::start(&cluster, "host", &Flags::default()).await;
     let plugin = cluster.until_plugin("bare", &version, |plugin| ready_reason(plugin) == "NoStatusSubresource").await;
     assert!(plugin["status"]["reason"].as_str().is_some_and(|reason| reason.contains("status subresource")), "{plugin}");
+    let bare = json!({"apiVersion": format!("{group}/v1"), "kind": "Bare", "metadata": {"name": "bare", "namespace": cluster.namespace()}});
+    cluster.install([bare]).await;
+    let resource = kube::api::ApiResource::from_gvk_with_plural(&kube::core::GroupVersionKind::gvk(&group, "v1", "Bare"), "bares");
+    let bares: kube::Api<kube::api::DynamicObject> = kube::Api::namespaced_with(cluster.client().clone(), cluster.namespace(), &resource);
+    always(Duration::from_secs(2), async || match bares.get("bare").await.expect("it is there") {
+        bare if bare.data["status"].is_null() && bare.metadata.annotations.is_none() => Ok(()),
+        bare => Err(bare.data.to_string()),
+    })
+    .await;
+    let runs = host.metric("berth_reconcile_total", &[("kind", &format!("Bare.{group}"))]).await;
+    assert_eq!(runs.unwrap_or_default(), 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,8 @@
 
 /// Children: applied as the plugin's own account, kept as they are wanted, never taken from anybody.
 mod children;
+/// Objects that wait: circuit breaker and pause, and what the `Plugin` object says of it.
+mod circuit;
 /// Private authorities and credentials of allowed hosts.
 mod credentials;
 /// What ships under `deploy/`: CRDs that refuse bad input, the label of a new job, pods for the restricted profile.
@@ -23,6 +25,8 @@ mod host;
 mod laws;
 /// The host's source code keeps its layers.
 mod layers;
+/// What was given up on: marks, redrive and `berth retry`.
+mod letters;
 /// Guests and files that misbehave in every known way, side by side with healthy ones.
 mod misbehaviour;
 /// `berth push`: the guide's example, a refusal, a host that is not there.
@@ -35,7 +39,7 @@ mod reads;
 mod replicas;
 /// ReportJob, end to end: drained by priority, dead-lettered, labelled.
 mod report_job;
-/// Versions that undo themselves: trial, rollback, staged rollout; circuit breaker, redrive and pause.
+/// Versions that undo themselves: trial, rollback, staged rollout, and what survives a restart.
 mod rollout;
 /// `docs/security.md` and `docs/reliability.md` name a test for each promise, and each test is there.
 mod security;

@@ -91,7 +91,6 @@ impl Host {
             "run".into(),
             format!("--kubeconfig={}", kubeconfig.display()),
             format!("--namespace={}", cluster.system()),
-            format!("--watch-namespace={}", cluster.namespace()),
             format!("--admin-address={admin}"),
         ];
         arguments.extend(more_namespaces.iter().map(|namespace| format!("--watch-namespace={namespace}")));
@@ -99,7 +98,8 @@ impl Host {
         arguments.extend(identity.iter().map(|identity| format!("--identity={identity}")));
         // A default of the harness gives way to a flag of the test.
         let scaled = ["--lease-duration=6s", "--lease-renew-deadline=4s", "--lease-retry=1s", "--lease-margin=1s", "--grace=5s"];
-        let defaults = scaled.map(str::to_owned).into_iter().chain([format!("--cache-dir={}", cache.display())]);
+        let own = [format!("--cache-dir={}", cache.display()), format!("--watch-namespace={}", cluster.namespace())];
+        let defaults = scaled.map(str::to_owned).into_iter().chain(own);
         let named = |flag: &str| more.iter().any(|given| given.split('=').next() == flag.split('=').next());
         arguments.extend(defaults.filter(|flag| !named(flag)));
         arguments.extend(more.iter().cloned());

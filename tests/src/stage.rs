@@ -1,6 +1,6 @@
 //! A cluster with the demo back ends and the plugins that ship: where most tests begin.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -117,10 +117,39 @@ impl Stage {
     }
 }
 
+/// A host on which the probe serves, as this component with this configuration.
+pub async fn probing(cluster: &Cluster, component: &[u8], config: &str) -> Host {
+    let version = cluster.push("probe", component, config).await;
+    let host = Host::start(cluster, "host", &Flags::default()).await;
+    cluster.until_serving("probe", &version).await;
+    host
+}
+
+/// Runs `berth` as a person does, and returns what it says.
+///
+/// # Panics
+/// When it fails.
+pub async fn berth(cluster: &Cluster, arguments: &[&str]) -> String {
+    let mut command = Command::new(workspace::berth().expect("the binary is built"));
+    command.args(arguments).arg("--kubeconfig").arg(cluster.plane().control().kubeconfig());
+    let output = tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("it ends");
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {text}");
+    text
+}
+
 /// The bytes of a component that was built.
 pub fn guest(name: &str) -> Vec<u8> {
     let path = workspace::guest(name).unwrap_or_else(|error| panic!("{error}"));
     std::fs::read(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()))
+}
+
+/// A probe that settles and dead-letters.
+pub fn settling() -> Vec<u8> {
+    probe(&json!({
+        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
+        "deadLetter": {"after": 5, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
+    }))
 }
 
 /// The probe with this claim. The claim lies in a slot of the component's bytes, which is as long as it is.

@@ -65,7 +65,7 @@ pub struct Delivery {
 pub struct Kept {
     /// The plugin.
     pub name: String,
-    /// Uid of the ConfigMap that holds it.
+    /// Uid of the ConfigMap that holds it; empty where that is gone and what was in it is remembered.
     pub uid: String,
     /// Uid of the plugin's own ConfigMap.
     pub owner: Option<String>,

@@ -121,6 +121,18 @@ async fn several_hosts_with_leases_and_namespaces_of_their_own_tell_of_one_plugi
     let other = cluster.another_namespace().await;
     let version = cluster.push("probe", &settling(), "settings: {v: 1}\n").await;
     let _first = Host::start(&cluster, "first", &Flags::default()).await;
+    let role = |kind: &str, more: Value| {
+        let mut object = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind,
+            "metadata": {"name": "berth-another", "namespace": cluster.system()}});
+        object.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        object
+    };
+    let rule = json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["another"],
+        "verbs": ["get", "list", "watch", "update", "patch"]});
+    let account = json!({"kind": "ServiceAccount", "name": "berth", "namespace": cluster.system()});
+    let role_ref = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "berth-another"});
+    let objects = [role("Role", json!({"rules": [rule]})), role("RoleBinding", json!({"roleRef": role_ref, "subjects": [account]}))];
+    cluster.install(objects).await;
     let flags = ["--lease-name=another", &format!("--watch-namespace={other}")].map(str::to_owned);
     let second = Host::start(&cluster, "second", &Flags { more: flags.into(), ..Flags::default() }).await;
     second.until_leading().await;

@@ -75,6 +75,8 @@ pub struct Book {
     plugins: BTreeMap<String, Plugin>,
     /// What was kept of each plugin, with or without one of that name.
     kept: BTreeMap<String, Kept>,
+    /// Plugins that have been gone for some time, with what was kept of them.
+    gone: BTreeSet<String>,
     numbers: u64,
 }
 
@@ -203,9 +205,17 @@ impl Book {
         self.kept.insert(kept.name.clone(), kept);
     }
 
-    /// Takes in that what was kept is gone.
+    /// Takes in that what was kept is gone. If the plugin is too, it is remembered for a while.
     pub fn lose(&mut self, uid: &str) {
+        self.kept.values_mut().filter(|kept| kept.uid == uid && kept.owner.is_none()).for_each(|kept| kept.uid.clear());
         self.kept.retain(|_, kept| kept.uid != uid);
+    }
+
+    /// Forgets what was kept of plugins that were gone the last time too.
+    fn forget_gone(&mut self) {
+        let is_gone = |kept: &Kept| kept.owner.is_none() && kept.uid.is_empty();
+        self.kept.retain(|name, kept| !(is_gone(kept) && self.gone.contains(name)));
+        self.gone = self.kept.iter().filter(|(_, kept)| is_gone(kept)).map(|(name, _)| name.clone()).collect();
     }
 
     /// The job for the kept version of a plugin.
@@ -238,6 +248,7 @@ impl Book {
     /// Jobs for the plugins that were refused for a reason of the host's own, which may have healed.
     pub fn retry(&mut self) -> Vec<Job> {
         self.plugins.values_mut().for_each(|plugin| plugin.restored.retry());
+        self.forget_gone();
         let healing =
             |plugin: &Plugin| matches!(&plugin.delivered, Delivered::Refused(refused) if refused.refusal.reason == reason::HOST_FAILURE);
         let names: Vec<_> = self.plugins.iter().filter(|(_, plugin)| healing(plugin)).map(|(name, _)| name.clone()).collect();

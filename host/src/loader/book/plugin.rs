@@ -299,6 +299,7 @@ impl Plugin {
         }
         let rolled_back = self.rolled_back.clone();
         let owner = self.delivery().uid.clone();
+        let kept = kept.filter(|kept| !kept.uid.is_empty());
         let is_kept = kept.is_some_and(|kept| (&kept.owner, &kept.version, &kept.rolled_back) == (&owner, &good.version, &rolled_back));
         let is_own = |kept: &Kept| kept.is_of(self.delivery());
         let kept = kept.map(|kept| (kept.uid.clone(), is_own(kept).then(|| kept.version.clone())));

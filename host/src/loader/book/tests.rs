@@ -540,7 +540,7 @@ fn a_version_that_was_rolled_back_is_never_kept_in_the_place_of_a_good_one() {
 
 #[test]
 fn a_plugin_that_is_withdrawn_and_comes_back_has_its_good_version_and_its_quarantine() {
-    for uid in ["uid of p", "another uid"] {
+    for (uid, is_collected_first) in [("uid of p", false), ("another uid", false), ("another uid", true)] {
         let (mut book, facts) = (Book::default(), facts());
         book.load("p", 1, Ok(version("1")));
         versions(&mut book, &facts);
@@ -551,6 +551,9 @@ fn a_plugin_that_is_withdrawn_and_comes_back_has_its_good_version_and_its_quaran
         assert_eq!(book.serving(&facts), code("p", "1"));
         book.withdraw(MAP, "p");
         assert_eq!(book.serving(&facts), None);
+        if is_collected_first {
+            book.lose("uid of kept 1");
+        }
         let job = book.deliver(Delivery { uid: Some(uid.into()), ..delivery("p", 3) }).expect("a job");
         assert_eq!(book.settle(&facts).restore, ["p"]);
         let restore = book.restore("p").expect("a job");
@@ -561,7 +564,24 @@ fn a_plugin_that_is_withdrawn_and_comes_back_has_its_good_version_and_its_quaran
         assert_eq!(book.serving(&facts), None);
         book.finish("p", restore.number, Ok(version("1")));
         assert_eq!((book.serving(&facts), book.reason("p", &facts)), (code("p", "1"), Some(reason::ROLLED_BACK)));
+        let keep = book.settle(&facts).plugins.remove("p").expect("stands").keep.expect("keeps");
+        assert_eq!((keep.is_kept, keep.kept), (false, None), "it is to be kept again");
     }
+}
+
+#[test]
+fn a_plugin_that_is_gone_for_long_is_forgotten() {
+    let (mut book, facts) = (Book::default(), facts());
+    book.load("p", 1, Ok(version("1")));
+    versions(&mut book, &facts);
+    book.keep(kept("1", Some("2")));
+    book.withdraw(MAP, "p");
+    book.lose("uid of kept 1");
+    book.retry();
+    book.retry();
+    assert!(book.kept.is_empty());
+    book.load("p", 3, Ok(version("2")));
+    assert_eq!(book.serving(&facts), code("p", "2"), "it is a new one");
 }
 
 #[test]

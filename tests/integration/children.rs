@@ -30,12 +30,16 @@ fn claim() -> Value {
 
 /// A host with a probe that owns ConfigMaps, and every grant that this takes.
 async fn making(cluster: &Cluster) -> Host {
-    grant_children(cluster).await;
-    serving(cluster).await
+    making_with(cluster, CONFIG).await
 }
 
-async fn serving(cluster: &Cluster) -> Host {
-    let version = cluster.push("probe", &probe(&claim()), CONFIG).await;
+async fn making_with(cluster: &Cluster, config: &str) -> Host {
+    grant_children(cluster).await;
+    serving(cluster, config).await
+}
+
+async fn serving(cluster: &Cluster, config: &str) -> Host {
+    let version = cluster.push("probe", &probe(&claim()), config).await;
     let host = Host::start(cluster, "host", &Flags::default()).await;
     cluster.until_serving("probe", &version).await;
     host
@@ -241,7 +245,7 @@ async fn an_account_that_may_not_watch_children_is_told_and_its_objects_wait() {
     let cluster = Cluster::shared().await;
     let without_watch = ["get", "list", "create", "patch", "delete"];
     cluster.install([labelled(&cluster)].into_iter().chain(impersonation(&cluster)).chain(rights(&cluster, &without_watch))).await;
-    let host = serving(&cluster).await;
+    let host = serving(&cluster, CONFIG).await;
     cluster.create(Resource::PROBE, "p", wants([child("c", json!({}))])).await;
     until_told(&cluster, "p", "AccountForbidden", &["watch configmaps", cluster.namespace()]).await;
     until_hindered(&host).await;
@@ -254,15 +258,15 @@ async fn an_account_that_may_not_watch_children_is_told_and_its_objects_wait() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_another_version_wants_comes_about_for_what_was_hindered_and_for_what_was_settled() {
     let cluster = Cluster::shared().await;
-    let host = making(&cluster).await;
+    let settings = |name: &str| format!("{CONFIG}settings: {}\n", json!({"children": [child(name, json!({"a": "1"}))]}));
     let push = async |name: &str| {
-        let settings = json!({"children": [child(name, json!({"a": "1"}))]});
-        let version = cluster.push("probe", &probe(&claim()), &format!("{CONFIG}settings: {settings}\n")).await;
+        let version = cluster.push("probe", &probe(&claim()), &settings(name)).await;
         cluster.until_plugin("probe", &version, |_| true).await;
     };
     let metadata = json!({"name": "taken", "namespace": cluster.namespace()});
     cluster.install([json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"somebody": "else"}})]).await;
-    push("taken").await;
+    // It is the first version: where a later one is hindered, the one before it runs instead.
+    let host = making_with(&cluster, &settings("taken")).await;
     cluster.create(Resource::PROBE, "p", json!({"do": "children"})).await;
     until_told(&cluster, "p", "ChildExists", &["let the handler choose another name"]).await;
     until_hindered(&host).await;
@@ -280,7 +284,7 @@ async fn what_another_version_wants_comes_about_for_what_was_hindered_and_for_wh
 async fn naming_an_account_gives_nothing_without_its_label_and_the_right_to_act_as_it() {
     let cluster = Cluster::shared().await;
     cluster.install([account(&cluster, json!({}))].into_iter().chain(rights(&cluster, &EVERYTHING))).await;
-    let host = serving(&cluster).await;
+    let host = serving(&cluster, CONFIG).await;
     cluster.create(Resource::PROBE, "p", wants([child("c", json!({}))])).await;
     cluster.create(Resource::PROBE, "childless", json!({"do": "children"})).await;
     until_told(&cluster, "p", "AccountUnlabelled", &["no ServiceAccount", "/maker with the label berth.acme.io/impersonate"]).await;

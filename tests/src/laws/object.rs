@@ -37,5 +37,5 @@ pub fn is_open(resource: Resource, object: &Value) -> bool {
     let phases = KINDS.iter().find(|(of, _)| *of == resource).map_or(&[][..], |(_, phases)| phases);
     let silent = resource == Resource::PROBE && object["spec"]["do"].as_str().is_some_and(|word| SILENT.contains(&word));
     let finished = phases.is_empty() || phases.iter().any(|phase| status["phase"] == *phase);
-    !silent && !(finished && status["observedGeneration"] == metadata["generation"])
+    !(silent || (finished && status["observedGeneration"] == metadata["generation"]))
 }

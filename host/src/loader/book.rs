@@ -39,6 +39,7 @@ use crate::{
 
 mod plugin;
 mod restored;
+mod version;
 
 /// A version that has passed the gates that do not depend on the cluster.
 pub struct Loaded {

@@ -13,10 +13,11 @@ use super::{
     },
     Facts, Loaded, Verdict,
     restored::Restored,
+    version::{can_be_tried, owner, paused, same_files, serving, taken},
 };
 use crate::{
     catalog::{Candidate, Serving, Table, Versions},
-    package::{CONFIG_FILE, Config, Refusal, Version, reason},
+    package::{Refusal, Version, reason},
     source::{Delivery, Kept, Place, RolledBack},
     trial::Trial,
 };
@@ -310,45 +311,4 @@ impl Plugin {
         let newest = self.newest.as_ref().filter(|_| matches!(self.delivered, Delivered::Ready));
         newest.is_some_and(|newest| newest.version == serving.version)
     }
-}
-
-/// Whether the plugin is paused by the `plugin.yaml` of a delivery; none where that cannot be read.
-fn paused(delivery: &Delivery) -> Option<bool> {
-    let text = delivery.files.iter().find(|(name, _)| name == CONFIG_FILE);
-    text.map_or(Some(false), |(_, text)| Config::parse(text).ok().map(|config| config.paused))
-}
-
-/// Whether a delivery has just the files that are kept, in whatever order.
-fn same_files(kept: &Kept, delivery: &Delivery) -> bool {
-    kept.files.len() == delivery.files.len() && kept.files.iter().all(|file| delivery.files.contains(file))
-}
-
-/// Whether both can serve side by side, as they reconcile the same objects in the same version of their API, and differ in what they do.
-fn can_be_tried(good: &Loaded, loaded: &Loaded) -> bool {
-    let unpaused = |config: &Config| Config { paused: false, ..config.clone() };
-    let same = good.version.digest == loaded.version.digest && unpaused(&good.config) == unpaused(&loaded.config);
-    good.version != loaded.version && good.claim.reconciles == loaded.claim.reconciles && !same
-}
-
-/// The older plugin that has the kind, if there is one: the table holds only what older ones serve.
-fn owner<'t>(loaded: &Loaded, table: &'t Table) -> Option<&'t str> {
-    table.get(&loaded.claim.reconciles.group_kind()).map(|versions| versions.stable.name.as_str())
-}
-
-fn taken(name: &str, loaded: &Loaded, table: &Table) -> bool {
-    owner(loaded, table).is_some_and(|owner| owner != name)
-}
-
-fn serving(name: &str, loaded: &Loaded, crd_uid: &Arc<str>) -> Arc<Serving> {
-    Arc::new(Serving {
-        name: name.to_owned(),
-        version: loaded.version.clone(),
-        claim: loaded.claim.clone(),
-        pace: loaded.config.pace(),
-        timeout: loaded.config.timeout,
-        service_account: loaded.config.service_account.clone(),
-        redrive: loaded.config.redrive,
-        crd_uid: crd_uid.clone(),
-        handler: loaded.handler.clone(),
-    })
 }

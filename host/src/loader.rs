@@ -77,6 +77,9 @@ pub struct Loader {
     unsynced: BTreeSet<Place>,
     work: JoinSet<Done>,
     loading: BTreeMap<String, AbortHandle>,
+    /// Deliveries of the start that are loaded once it is known what was kept: that comes first where it is needed, as a cold cache has
+    /// one compiled after the other.
+    waiting: BTreeMap<String, Job>,
     asking: BTreeSet<Needs>,
     unanswered: BTreeSet<Needs>,
 }
@@ -102,6 +105,7 @@ impl Loader {
             unsynced: sources.into_iter().collect(),
             work: JoinSet::new(),
             loading: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             asking: BTreeSet::new(),
             unanswered: BTreeSet::new(),
         }
@@ -175,7 +179,10 @@ impl Loader {
                 None
             }
         };
-        job.into_iter().for_each(|job| self.start(job));
+        match job {
+            Some(job) if self.facts.start == Start::Listing => drop(self.waiting.insert(job.name.clone(), job)),
+            job => job.into_iter().for_each(|job| self.start(job)),
+        }
         true
     }
 
@@ -234,7 +241,18 @@ impl Loader {
         self.loading.insert(name, task);
     }
 
+    /// Starts what waits for nothing any more.
+    fn start_waiting(&mut self) {
+        if self.facts.start == Start::Listing {
+            return;
+        }
+        let book = &self.book;
+        let due: Vec<Job> = self.waiting.extract_if(.., |name, _| !book.is_restoring(name)).map(|(_, job)| job).collect();
+        due.into_iter().for_each(|job| self.start(job));
+    }
+
     fn abort(&mut self, name: &str) {
+        self.waiting.remove(name);
         if let Some(task) = self.loading.remove(name) {
             task.abort();
         }
@@ -258,6 +276,7 @@ impl Loader {
                 self.work.spawn(finish(job, self.prepare.clone()));
             }
         }
+        self.start_waiting();
         // An answer is good for the version that it was asked for; permissions may be others by the time of the next one.
         self.facts.access.retain(|needs, _| wanted.contains(needs));
         for needs in wanted {
@@ -456,6 +475,37 @@ mod tests {
         assert_eq!(reason, Some(reason::HOST_FAILURE));
         *tries.lock().expect("not poisoned") = 1;
         running.until(|standings| standings.plugins["p"].stable.is_some()).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_the_start_what_was_kept_is_loaded_before_what_was_delivered_and_serves_meanwhile() {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let prepare: Prepare = Arc::new({
+            let order = order.clone();
+            move |package| {
+                order.lock().expect("not poisoned").push(package.component.clone());
+                async move {
+                    if &*package.component == b"2" {
+                        tokio::time::sleep(Duration::from_secs(30)).await;
+                    }
+                    Ok(prepared())
+                }
+                .boxed()
+            }
+        });
+        let mut running = run(prepare, granted());
+        running.send(delivery("p", "1", b"2"));
+        let version = package::Version { digest: package::Digest::of(b"1"), config_hash: String::new() };
+        let files = vec![("p.wasm".to_owned(), Bytes::from_static(b"1"))];
+        let (name, uid, owner) = ("p".to_owned(), "uid of kept".to_owned(), Some("u".to_owned()));
+        running.send(Change::Kept(crate::source::Kept { name, uid, owner, version, rolled_back: vec![], files }));
+        running.send(Change::Synced(Place::ConfigMap));
+        running.until(|standings| standings.plugins.get("p").is_some_and(|p| p.stable.is_some())).await;
+        assert_eq!(running.serving().expect("serves").version.digest, package::Digest::of(b"1"));
+        assert!(!running.standings.borrow().warm, "the delivered one is being loaded");
+        running.until(|standings| standings.warm).await;
+        assert_eq!(*order.lock().expect("not poisoned"), ["1", "2"]);
+        assert!(running.standings.borrow().plugins["p"].candidate.is_some());
     }
 
     #[tokio::test(start_paused = true)]

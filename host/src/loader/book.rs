@@ -219,6 +219,11 @@ impl Book {
         self.gone = self.kept.iter().filter(|(_, kept)| is_gone(kept)).map(|(name, _)| name.clone()).collect();
     }
 
+    /// Whether the kept version of a plugin is being loaded.
+    pub fn is_restoring(&self, name: &str) -> bool {
+        self.plugins.get(name).is_some_and(|plugin| plugin.restored.is_loading())
+    }
+
     /// The job for the kept version of a plugin.
     pub fn restore(&mut self, name: &str) -> Option<Job> {
         let (plugin, kept) = (self.plugins.get_mut(name)?, self.kept.get(name)?);

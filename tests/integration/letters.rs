@@ -6,6 +6,7 @@ use berth_tests::{
     behaviour::Behaviour,
     cluster::{Cluster, ready_reason},
     eventually::{always, eventually},
+    proxy::{Answer, Effect, Rule, Verb},
     resource::Resource,
     stage::{SOON, Stage, berth, probe, probing, settling},
 };
@@ -126,6 +127,19 @@ async fn a_request_to_try_again_during_a_run_is_honoured_after_it() {
     let host = probing(&cluster, &settling(), config).await;
     cluster.create(Resource::PROBE, "p", json!({"do": "hostblock"})).await;
     host.until_queued(KIND, "running", 1.0).await;
+    berth(&cluster, &["retry", "probe/p", "--namespace", cluster.namespace()]).await;
+    cluster.until(Resource::PROBE, "p", SOON, |object| object["status"]["retries"] == 2).await;
+    cluster.until(Resource::PROBE, "p", SOON, |object| object["metadata"]["annotations"]["berth.acme.io/retry"].is_null()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_to_try_again_while_a_failure_waits_to_be_written_is_honoured_after_it() {
+    let cluster = Cluster::shared().await;
+    let host = probing(&cluster, &settling(), "backoff: {base: 5m, max: 5m}\n").await;
+    let busy = Answer::new(429, "text/plain", "too many requests, please try again later").retry_after(5);
+    let busy = host.proxy.rule(Rule::on(Verb::Patch, Effect::Answer(busy)).path("/p/status").times(1));
+    cluster.create(Resource::PROBE, "p", json!({"do": "retry"})).await;
+    busy.reached(1).await;
     berth(&cluster, &["retry", "probe/p", "--namespace", cluster.namespace()]).await;
     cluster.until(Resource::PROBE, "p", SOON, |object| object["status"]["retries"] == 2).await;
     cluster.until(Resource::PROBE, "p", SOON, |object| object["metadata"]["annotations"]["berth.acme.io/retry"].is_null()).await;

@@ -43,6 +43,8 @@ pub struct Settlement {
     pub failures: u32,
     /// Whether the finalizer is taken off the object at the end.
     pub release: bool,
+    /// Whether it is written later than it was worked out, so that the run has not seen what was asked for since.
+    pub late: bool,
 }
 
 impl Settlement {
@@ -61,6 +63,7 @@ impl Settlement {
             gave_up: None,
             failures: 0,
             release: false,
+            late: false,
         }
     }
 

@@ -20,7 +20,7 @@ use crate::{
     metrics::Verdict,
     object::{Object, at},
     package::Version,
-    queue::{Then, Turn},
+    queue::{Cause, Then, Turn},
     reconcile::{Event, Failure, Outcome, Phase, Request},
     status::WriteError,
 };
@@ -37,6 +37,10 @@ impl Controller {
             match self.settle_debt(payer.as_ref().unwrap_or(work), &mut object, pending).await {
                 // What happened while it was owed was folded into this turn, and the handler has not seen it.
                 Ok(end @ End { then: Then::Wait | Then::After(_) | Then::Stop, last: Some(_), .. }) => {
+                    return End { then: Then::Again(Duration::ZERO), ..end };
+                }
+                // Somebody asked meanwhile to try again at once.
+                Ok(end @ End { then: Then::Fail { .. }, .. }) if turn.cause == Cause::Redrive => {
                     return End { then: Then::Again(Duration::ZERO), ..end };
                 }
                 Ok(end) => return end,

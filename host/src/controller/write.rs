@@ -69,7 +69,8 @@ impl Controller {
 
     /// What comes after the status: the account of failures, labels and events. Labels that cannot be written now are owed.
     pub(super) async fn written(&self, work: &Work<'_>, state: State, settlement: Settlement) -> End {
-        let Settlement { children, ran_well, status: _, labels, events, then, verdict, counted, gave_up, failures, release } = settlement;
+        let Settlement { children, ran_well, status: _, labels, events, then, verdict, counted, gave_up, failures, release, late } =
+            settlement;
         if counted {
             work.term.counted(work.key, state.object.generation);
         }
@@ -80,7 +81,7 @@ impl Controller {
         }
         let moment = match verdict {
             Verdict::Settled => Moment::Settled,
-            _ if merged => Moment::Overtaken(gave_up.as_deref()),
+            _ if merged || late => Moment::Overtaken(gave_up.as_deref()),
             _ => Moment::Ran(gave_up.as_deref()),
         };
         match self.write_metadata(work, &object, &labels, moment).await {
@@ -270,6 +271,7 @@ impl Controller {
                 let after = OWED_BASE.saturating_mul(2_u32.saturating_pow(before)).min(OWED_MAX).max(after);
                 tracing::warn!(%error, ?after, owed = owed.is_some(), "not written now, later again");
                 if let Some(Owed { settlement, uncertain }) = owed {
+                    let settlement = Settlement { late: true, ..settlement };
                     let uncertain = uncertain || matches!(error, WriteError::Lost { .. });
                     let version = work.serving.version.clone();
                     work.term.owe(work.key, Pending { version, given: object.clone(), settlement, uncertain });

@@ -143,7 +143,7 @@ impl HostArgs {
 fn after_help() -> String {
     let limits: String = limits::table().iter().map(|[name, value, raise]| format!("  {name:<28} {value:>6}  {raise}\n")).collect();
     format!(
-        "Limits of every plugin, and what changes them:\n{limits}\n\
+        "Limits of every plugin, and what changes them, `keys` of plugin.yaml or flags:\n{limits}\n\
          Examples:\n  \
          berth run                                        in a pod, or with kubectl's configuration\n  \
          berth run --kubeconfig admin.yaml --watch-namespace shop\n  \

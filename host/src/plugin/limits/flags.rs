@@ -107,8 +107,8 @@ fn size(bytes: usize) -> String {
 fn of_a_call() -> Vec<Row> {
     let Limits { timeout, cpu, memory, run, raisable: _ } = Limits::of(&Config::default());
     let time = quantity::show_duration;
-    let held = |key: &str| format!("`{key}` in plugin.yaml, up to --max-{key}");
-    let key = |key: &str| format!("`limits.{key}` in plugin.yaml, up to {}", flag(key));
+    let held = |key: &str| format!("`{key}`, up to --max-{key}");
+    let key = |key: &str| format!("`limits.{key}`, up to {}", flag(key));
     vec![
         ("guest CPU of a call", time(cpu), held("cpu")),
         ("a whole call", time(timeout), held("timeout")),
@@ -118,7 +118,8 @@ fn of_a_call() -> Vec<Row> {
         ("HTTP response", size(run.http_response), key("httpResponse")),
         ("HTTP connect", time(run.http_connect), key("httpConnect")),
         ("HTTP first byte", time(run.http_first_byte), key("httpFirstByte")),
-        ("HTTP headers, path", format!("{}, {}", size(HEADERS), size(PATH)), fixed()),
+        ("HTTP headers of a request", size(HEADERS), fixed()),
+        ("HTTP path of a request", size(PATH), fixed()),
         ("log of a call", size(run.log), key("log")),
         ("log line", size(LOG_LINE), fixed()),
         ("Events of a call", run.events.to_string(), key("events")),
@@ -141,9 +142,9 @@ fn of_the_host() -> Vec<Row> {
     let time = quantity::show_duration;
     vec![
         ("handlers at once", SANDBOXES.to_string(), "--sandboxes".into()),
-        ("memory of all handlers", Size(SANDBOX_MEMORY).to_string(), "--sandbox-memory; one plugin has half of it at most".into()),
-        ("connections at once", CONNECTIONS.to_string(), "--connections; one plugin has a quarter of them at most".into()),
-        ("look-ups of names at once", LOOK_UPS.to_string(), "fixed; one plugin has a quarter of them at most".into()),
+        ("memory of all handlers", Size(SANDBOX_MEMORY).to_string(), "--sandbox-memory; half of it for one plugin".into()),
+        ("connections at once", CONNECTIONS.to_string(), "--connections; a quarter of them for one plugin".into()),
+        ("look-ups of names at once", LOOK_UPS.to_string(), "fixed; a quarter of them for one plugin".into()),
         ("component", size(MAX_COMPONENT), "--max-component, downwards".into()),
         ("compiling: CPU", time(compile.cpu), "--compile-cpu".into()),
         ("compiling: by the clock", time(compile.wall), "--compile-time".into()),
@@ -181,9 +182,9 @@ mod tests {
     fn the_table_shows_values_as_plugin_yaml_would() {
         let table = table();
         let row = |name: &str| table.iter().find(|row| row[0] == name).cloned().expect(name);
-        assert_eq!(row("memory of a call")[1..], ["64Mi", "`memory` in plugin.yaml, up to --max-memory"]);
+        assert_eq!(row("memory of a call")[1..], ["64Mi", "`memory`, up to --max-memory"]);
         assert_eq!(row("guest CPU of a call")[1], "2s");
-        assert_eq!(row("HTTP first byte")[1..], ["5s", "`limits.httpFirstByte` in plugin.yaml, up to --max-http-first-byte"]);
+        assert_eq!(row("HTTP first byte")[1..], ["5s", "`limits.httpFirstByte`, up to --max-http-first-byte"]);
         assert_eq!((Size(1000).to_string(), Size(1 << 30).to_string()), ("1000".into(), "1Gi".into()));
     }
 }

@@ -42,8 +42,9 @@ use crate::eventually::eventually;
 /// How many runs there are at once, of all scenarios together: they wait more than they compute.
 const AT_ONCE: usize = 4;
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
-/// How long all may be quiet before another end is the end.
-const STILL: Duration = Duration::from_secs(15);
+/// How long all may be quiet before another end is the end: a write of a kept ConfigMap that is never answered is given up after 10 s,
+/// and done again 10 s later.
+const STILL: Duration = Duration::from_secs(40);
 /// What is explored: `all`, or strikes whose text contains this.
 const EXTENT: &str = "BERTH_FAULTS";
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{
     Controller, End, Fault, PAUSED, Work,
     children::with_children,
-    mark::{Mark, Moment, annotation, standing as standing_by},
+    mark::{Mark, Moment, annotation, asked_again, standing as standing_by},
     settle::{Settlement, Standing, is_dead, reopen, retries, settle},
     write::{Owed, State},
 };
@@ -20,7 +20,7 @@ use crate::{
     metrics::Verdict,
     object::{Object, at},
     package::Version,
-    queue::{Cause, Then, Turn},
+    queue::{Then, Turn},
     reconcile::{Event, Failure, Outcome, Phase, Request},
     status::WriteError,
 };
@@ -40,7 +40,7 @@ impl Controller {
                     return End { then: Then::Again(Duration::ZERO), ..end };
                 }
                 // Somebody asked meanwhile to try again at once.
-                Ok(end @ End { then: Then::Fail { .. }, .. }) if turn.cause == Cause::Redrive => {
+                Ok(end @ End { then: Then::Fail { .. }, .. }) if asked_again(&object.value()) => {
                     return End { then: Then::Again(Duration::ZERO), ..end };
                 }
                 Ok(end) => return end,

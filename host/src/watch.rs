@@ -45,8 +45,12 @@ const HUSH: Duration = Duration::from_secs(400);
 const REQUEST: Duration = Duration::from_secs(60);
 /// A watch that ends earlier than this counts as a failure, so that a server that closes at once is not hammered.
 const SHORT: Duration = Duration::from_secs(5);
-const BACKOFF_BASE: Duration = Duration::from_millis(800);
-const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Also what servers that are too busy usually ask for.
+const BACKOFF_BASE: Duration = Duration::from_secs(1);
+/// Half a minute with its jitter: so long after its return, a server has been asked.
+const BACKOFF_MAX: Duration = Duration::from_secs(25);
+/// The same while credentials are refused: they are rotated without notice, and read again from their file at the next request.
+const BACKOFF_MAX_UNAUTHORIZED: Duration = Duration::from_secs(8);
 /// How often a collection that does not exist is asked for again.
 const ABSENT: Duration = Duration::from_secs(10);
 
@@ -300,6 +304,8 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
     let informer = Informer { client, target, store };
     let mut version: Option<String> = None;
     let mut failures = 0_u32;
+    // What was last warned of.
+    let mut warned = None;
     loop {
         let started = Instant::now();
         let ended = match version.take() {
@@ -315,7 +321,7 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
                 version = Some(at);
                 match ended {
                     Ok(()) if started.elapsed() >= SHORT => {
-                        failures = 0;
+                        (failures, warned) = (0, None);
                         continue;
                     }
                     Ok(()) => Ended::Short(started.elapsed()),
@@ -324,9 +330,10 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
             }
         };
         if started.elapsed() >= SHORT {
-            failures = 0;
+            (failures, warned) = (0, None);
         }
         failures += 1;
+        report(&informer.target.path, &ended, failures, &mut warned);
         let delay = informer.ended(ended, failures, &mut version, &mut on);
         tokio::time::sleep(delay).await;
     }
@@ -358,14 +365,10 @@ impl Informer {
                 gone.into_iter().for_each(on);
                 ABSENT
             }
+            Ended::Request { source, .. } if is_unauthorized(source) => backoff(failures).min(jittered(BACKOFF_MAX_UNAUTHORIZED)),
             Ended::Short(_) | Ended::Silent(_) | Ended::Request { .. } | Ended::Malformed { .. } => backoff(failures),
         };
         self.store.note(|health| health.error = Some(ended.to_string()));
-        match failures {
-            1 if matches!(ended, Ended::Short(_)) => tracing::debug!(path, cause = %ended, "watch ended early"),
-            1 if !matches!(ended, Ended::Absent(_)) => tracing::warn!(path, cause = %ended, "watch interrupted"),
-            _ => tracing::debug!(path, failures, cause = %ended, ?delay, "watch still interrupted"),
-        }
         delay
     }
 
@@ -449,6 +452,24 @@ impl Informer {
             _ => Ended::Request { verb, path: self.target.path.clone(), source: Box::new(error) },
         }
     }
+}
+
+/// One warning of each cause in a row of failures; a watch that ended early is a cause that may be told by the next failure.
+fn report(path: &str, ended: &Ended, failures: u32, warned: &mut Option<String>) {
+    let cause = ended.to_string();
+    match ended {
+        Ended::Absent(_) => {}
+        Ended::Short(_) => tracing::debug!(path, failures, cause, "watch ended early"),
+        _ if warned.as_ref() == Some(&cause) => tracing::debug!(path, failures, cause, "watch still interrupted"),
+        _ => {
+            tracing::warn!(path, cause, "watch interrupted");
+            *warned = Some(cause);
+        }
+    }
+}
+
+fn is_unauthorized(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 401)
 }
 
 /// Exponential with up to 20 % added, so that replicas that lost the same server do not come back in step.
@@ -553,6 +574,21 @@ mod tests {
         assert!(Health { error: Some("unauthorized".into()), ..health.clone() }.trouble().is_some());
         tokio::time::advance(HUSH + Duration::from_secs(1)).await;
         assert!(health.trouble().is_some_and(|sentence| sentence.contains("nothing heard")));
+    }
+
+    #[test]
+    fn each_cause_of_an_interruption_is_warned_of_once_whatever_came_before_it() {
+        let mut warned = None;
+        let failed = |code: u16| {
+            let status = kube::core::Status::failure("no", "Forbidden").with_code(code);
+            Ended::Request { verb: "watch", path: "/p".into(), source: Box::new(kube::Error::Api(Box::new(status))) }
+        };
+        report("/p", &Ended::Short(Duration::ZERO), 1, &mut warned);
+        assert_eq!(warned, None);
+        report("/p", &Ended::Silent(SILENCE), 2, &mut warned);
+        let silent = warned.clone();
+        report("/p", &failed(403), 3, &mut warned);
+        assert!(silent.is_some() && warned != silent && warned.is_some());
     }
 
     #[test]

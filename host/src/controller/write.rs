@@ -178,8 +178,18 @@ impl Controller {
         if wanted.is_empty() && annotations.is_empty() {
             return Ok(State { object: object.clone(), merged: false });
         }
-        let patch = Metadata { labels: &wanted, annotations: &annotations };
-        let Written { object: answer, merged } = self.writer.patch_metadata(&claim.reconciles, object, patch, &work.fence).await?;
+        let patch = async |annotations: &[_]| {
+            let patch = Metadata { labels: &wanted, annotations };
+            self.writer.patch_metadata(&claim.reconciles, object, patch, &work.fence).await
+        };
+        let Written { object: answer, merged } = match patch(&annotations).await {
+            // Where annotations of others leave no room for ours, the queue is still to be listed right.
+            Err(WriteError::Refused(cause)) if !wanted.is_empty() && !annotations.is_empty() => {
+                tracing::warn!(cause, "annotations not written");
+                patch(&[]).await?
+            }
+            answer => answer?,
+        };
         self.wrote(work, "metadata", 1);
         Ok(State { object: self.observe(work, answer), merged })
     }

@@ -25,7 +25,7 @@ impl Record {
 
     /// The same Lease held by us from now on, or still: then the time of acquisition and the count of transitions stay.
     pub(super) fn held_by(&self, settings: &Settings, wall: Timestamp) -> Self {
-        let mut lease = self.0.clone();
+        let mut lease = self.to_write();
         let spec = lease.spec.get_or_insert_default();
         let wall = MicroTime(wall);
         if self.holder() != Some(&settings.identity) {
@@ -40,11 +40,18 @@ impl Record {
 
     /// The same Lease held by nobody.
     pub(super) fn released(&self) -> Self {
-        let mut lease = self.0.clone();
+        let mut lease = self.to_write();
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = None;
         }
         Self(lease)
+    }
+
+    /// Who wrote which field is for the API server to keep.
+    fn to_write(&self) -> Lease {
+        let mut lease = self.0.clone();
+        lease.metadata.managed_fields = None;
+        lease
     }
 
     /// Who holds it, if anybody.

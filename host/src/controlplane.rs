@@ -75,7 +75,7 @@ pub struct ControlPlane {
     // In this order they are dropped: clients of a server before it, the directory last.
     controller_manager: Option<Process>,
     api_server: Option<Process>,
-    etcd: Process,
+    etcd: Option<Process>,
     setup: Setup,
 }
 
@@ -122,8 +122,8 @@ impl ControlPlane {
 
     async fn start_once(assets: Assets, api_server_flags: Vec<String>, keep: bool) -> Result<Self, NotReady> {
         let setup = Setup::create(assets, api_server_flags, keep).await?;
-        let etcd = Process::start("etcd", &setup.assets.etcd, &setup.etcd_flags(), setup.directory.path())?;
-        let mut started = Self { controller_manager: None, api_server: None, etcd, setup };
+        let mut started = Self { controller_manager: None, api_server: None, etcd: None, setup };
+        started.run_etcd()?;
         started.run_api_server().await?;
         started.run_controller_manager().await?;
         Ok(started)
@@ -215,6 +215,18 @@ impl ControlPlane {
         self.run_api_server().await.map_err(anyhow::Error::from)
     }
 
+    /// Kills etcd, as a crash of its machine would. The data stay, and the API server goes on without them.
+    pub fn stop_etcd(&mut self) {
+        self.etcd = None;
+    }
+
+    /// Starts etcd again on the same data, and waits until the API server is ready with it.
+    pub async fn start_etcd(&mut self) -> Result<()> {
+        self.stop_etcd();
+        self.run_etcd()?;
+        self.until_served().await.map_err(anyhow::Error::from)
+    }
+
     /// Waits until a server ends that nobody asked to, and says which.
     pub async fn broken(&mut self) -> anyhow::Error {
         const PACE: Duration = Duration::from_millis(500);
@@ -245,16 +257,25 @@ impl ControlPlane {
     }
 
     fn processes(&mut self) -> impl Iterator<Item = &mut Process> {
-        std::iter::once(&mut self.etcd).chain(&mut self.api_server).chain(&mut self.controller_manager)
+        self.etcd.iter_mut().chain(&mut self.api_server).chain(&mut self.controller_manager)
     }
 
     fn ended(&mut self) -> Option<(&Process, ExitStatus)> {
         self.processes().find_map(|process| process.ended().map(|status| (&*process, status)))
     }
 
+    fn run_etcd(&mut self) -> Result<()> {
+        self.etcd = Some(Process::start("etcd", &self.setup.assets.etcd, &self.setup.etcd_flags(), self.setup.directory.path())?);
+        Ok(())
+    }
+
     async fn run_api_server(&mut self) -> Result<(), NotReady> {
         let flags = self.setup.api_server_flags();
         self.api_server = Some(Process::start("kube-apiserver", &self.setup.assets.api_server, &flags, self.setup.directory.path())?);
+        self.until_served().await
+    }
+
+    async fn until_served(&mut self) -> Result<(), NotReady> {
         let client = Client::try_from(self.config()).context("no client for the API server")?;
         let ready = async || {
             let request = http::Request::get("/readyz").body(Vec::new()).expect("a constant request is valid");

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use berth_tests::{
     behaviour::{Behaviour, Hold},
-    eventually::eventually,
+    eventually::{eventually, scaled},
     gateway::Gateway,
     host::{Flags, Host},
     proxy::{Effect, Rule, Verb},
     resource::Resource,
     stage::{SOON, Stage},
 };
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 /// Waits until the gateway holds a request.
@@ -38,6 +39,7 @@ async fn a_mail_is_sent_once_under_its_own_key_and_observed() {
     let uid = stage.mail("e1", "a@example.com").await;
     let mail = stage.until_mail("e1", "Sent").await;
     assert!(observed(&mail), "{mail}");
+    assert!(mail["metadata"]["finalizers"].is_null(), "nobody asked for one: {mail}");
     let deliveries = stage.gateway.deliveries();
     assert_eq!(deliveries.len(), 1);
     assert_eq!(deliveries[0].key, format!("emailrequests.notify.acme.io/{}/e1/{uid}", stage.cluster.namespace()));
@@ -125,6 +127,7 @@ async fn a_host_killed_between_answer_and_status_mails_once() {
     stage.mail("e1", "a@example.com").await;
     status.reached(1).await;
     host.kill();
+    status.abandoned().await;
     status.release();
     assert!(stage.cluster.get(Resource::EMAIL, "e1").await["status"]["phase"].is_null(), "the status was not written");
     host.restart().await;
@@ -233,17 +236,30 @@ async fn a_deleted_and_recreated_mail_is_a_new_message_and_inherits_nothing() {
     assert_eq!(keys.len(), 2, "{keys:?}");
     assert!(keys[0].ends_with(&first) && keys[1].ends_with(&third), "{keys:?}");
     assert_eq!(stage.gateway.deliveries_for(&second).len(), 0);
+    // At once, while the former one may still be in a run, a queue or a cache.
+    for round in 0..10 {
+        stage.cluster.api(Resource::EMAIL).delete("e1", &DeleteParams::default()).await.expect("it is there");
+        let uid = stage.mail("e1", "a@example.com").await;
+        if round % 2 == 0 {
+            stage.until_mail("e1", "Sent").await;
+            assert_eq!(stage.gateway.deliveries_for(&uid).len(), 1, "round {round}");
+        }
+    }
+    let last = stage.until_mail("e1", "Sent").await;
+    let uid = last["metadata"]["uid"].as_str().expect("the API server gives one");
+    assert_eq!(stage.gateway.deliveries_for(uid).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sigterm_at_any_moment_of_a_run_ends_in_order_and_mails_once() {
     let stage = Stage::shared().await;
     let mut host = stage.email_host().await;
-    stage.gateway.control(Behaviour { delay_ms: 150, ..Behaviour::default() });
-    for step in 0..8_u64 {
+    let (steps, pace) = scaled((8, 40), (50, 100));
+    stage.gateway.control(Behaviour { delay_ms: steps * pace / 2, ..Behaviour::default() });
+    for step in 0..steps {
         let name = format!("e{step}");
         stage.mail(&name, "a@example.com").await;
-        tokio::time::sleep(Duration::from_millis(step * 40)).await;
+        tokio::time::sleep(Duration::from_millis(step * pace)).await;
         assert_eq!(host.terminate().await, Some(0), "step {step}");
         host.restart().await;
         stage.until_mail(&name, "Sent").await;

@@ -126,11 +126,18 @@ async fn giving_up_keeps_the_object_and_says_by_which_command_it_goes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_finalizer_whose_plugin_goes_is_reported_and_a_plugin_that_comes_back_goes_on() {
     let cluster = Cluster::shared().await;
-    let host = serving(&cluster).await;
+    let other = cluster.another_namespace().await;
+    let version = cluster.push("probe", &probe(&claim(true)), QUICK).await;
+    let host = Host::start(&cluster, "host", &Flags { more_namespaces: vec![other.clone()], ..Flags::default() }).await;
+    cluster.until_serving("probe", &version).await;
     for name in ["p", "q"] {
         cluster.create(Resource::PROBE, name, json!({"do": "ok"})).await;
         cluster.until_phase(Resource::PROBE, name, "Done", SOON).await;
     }
+    let elsewhere = Resource::PROBE.api(cluster.client(), Some(&other));
+    let object = Resource::PROBE.object(&other, "r", json!({"do": "ok"}));
+    elsewhere.create(&kube::api::PostParams::default(), &object).await.expect("created");
+    cluster.until_in(&other, Resource::PROBE, "r", SOON, |object| object["status"]["phase"] == "Done").await;
     let configmaps = Resource::CONFIG_MAP.api(cluster.client(), Some(cluster.system()));
     configmaps.delete("probe", &DeleteParams::default()).await.expect("it was there");
     let sentence = until_told(&cluster, "p", "FinalizerOrphaned").await;
@@ -139,6 +146,20 @@ async fn a_finalizer_whose_plugin_goes_is_reported_and_a_plugin_that_comes_back_
     ask_to_delete(&cluster, "q").await;
     follow(&cluster, "p", &sentence).await;
     until_gone(&cluster, "p").await;
+    // A namespace waits for what is in it, and goes once somebody lets go of that.
+    let namespaces = Resource::NAMESPACE.api(cluster.client(), None);
+    namespaces.delete(&other, &DeleteParams::default()).await.expect("it is there");
+    let waits = |object: &Value| object["metadata"]["deletionTimestamp"].is_string();
+    let left = cluster.until_in(&other, Resource::PROBE, "r", SOON, waits).await;
+    assert_eq!(finalizers(&left).len(), 1, "{left}");
+    let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    elsewhere.patch("r", &PatchParams::default(), &patch).await.expect("patched");
+    eventually(SOON, async || match namespaces.get_opt(&other).await {
+        Ok(None) => Ok(()),
+        Ok(Some(namespace)) => Err(namespace.data.to_string()),
+        Err(error) => Err(error.to_string()),
+    })
+    .await;
     // Under another name too: the finalizer is of the kind.
     cluster.push("probe-again", &probe(&claim(true)), QUICK).await;
     until_gone(&cluster, "q").await;

@@ -34,7 +34,7 @@ fn digest(plugin: &Value) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plugin_is_changed_in_its_configmap_without_a_restart() {
     let stage = Stage::shared().await;
-    let host = stage.report_host("").await;
+    let mut host = stage.report_host("").await;
     let process = host.id();
     stage.job("before", "sales", 0).await;
     assert!(stage.until_job("before", "Done").await["status"]["message"].is_null());
@@ -44,6 +44,13 @@ async fn a_plugin_is_changed_in_its_configmap_without_a_restart() {
     assert_eq!(stage.until_job("after", "Done").await["status"]["message"], "exported by version 2");
     assert!(stage.cluster.get(Resource::JOB, "before").await["status"]["message"].is_null(), "a finished job is left alone");
     assert_eq!(host.id(), process);
+    // What changes while the host is down is found at its start.
+    assert_eq!(host.terminate().await, Some(0));
+    let version = stage.push_report_job("").await;
+    host.restart().await;
+    stage.cluster.until_serving("report-job", &version).await;
+    stage.job("restarted", "sales", 0).await;
+    assert!(stage.until_job("restarted", "Done").await["status"]["message"].is_null());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -129,9 +136,10 @@ async fn a_request_to_a_host_that_is_not_allowed_is_denied_with_how_to_allow_it(
 async fn a_bad_plugin_from_the_start_keeps_nobody_else_from_serving() {
     let stage = Stage::shared().await;
     let zeros = stage.cluster.push("report-job", &[0; 4096], "").await;
-    let _host = stage.email_host().await;
+    let host = stage.email_host().await;
     let refused = stage.cluster.until_plugin("report-job", &zeros, |plugin| ready_reason(plugin) == "NotAComponent").await;
     assert!(refused["status"]["servingDigest"].is_null(), "{refused}");
+    assert_eq!(host.metric("berth_plugins_refused", &[]).await, Some(1.0));
     stage.mail("e1", "a@example.com").await;
     stage.until_mail("e1", "Sent").await;
 }
@@ -156,37 +164,12 @@ async fn a_deleted_plugin_stops_its_kind_and_a_recreated_one_goes_on() {
     assert_eq!(stage.exporter.requests().len(), 0);
     stage.push_report_job("").await;
     stage.until_job("job", "Done").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crd_may_come_after_its_plugin() {
-    let cluster = Cluster::shared().await;
-    let group = format!("late-{:04x}.acme.io", rand::random::<u16>());
-    cluster.allow(&group, "lates").await;
-    let claim = json!({"group": group, "kind": "Late", "plural": "lates"});
-    let version = cluster.push("late", &probe(&claim), "").await;
-    let _host = Host::start(&cluster, "host", &Flags::default()).await;
-    let waiting = cluster.until_plugin("late", &version, |plugin| ready_reason(plugin) == "WaitingForCRD").await;
-    assert!(waiting["status"]["reason"].as_str().is_some_and(|reason| reason.contains(&format!("lates.{group}"))), "{waiting}");
-    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let crd = json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": format!("lates.{group}")},
-        "spec": {"group": group, "scope": "Namespaced", "names": {"kind": "Late", "plural": "lates", "singular": "late"},
-            "versions": [{"name": "v1", "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}}}]},
-    });
-    cluster.install([crd]).await;
-    let late = |spec: Value| json!({"apiVersion": format!("{group}/v1"), "kind": "Late", "metadata": {"name": "late", "namespace": cluster.namespace()}, "spec": spec});
-    cluster.install([late(json!({"do": "ok"}))]).await;
-    cluster.until_serving("late", &version).await;
-    let resource = kube::api::ApiResource::from_gvk_with_plural(&kube::core::GroupVersionKind::gvk(&group, "v1", "Late"), "lates");
-    let lates: kube::Api<kube::api::DynamicObject> = kube::Api::namespaced_with(cluster.client().clone(), cluster.namespace(), &resource);
-    eventually(SOON, async || match lates.get("late").await {
-        Ok(late) if late.data["status"]["phase"] == "Done" => Ok(()),
-        Ok(late) => Err(late.data.to_string()),
-        Err(error) => Err(error.to_string()),
-    })
-    .await;
+    // As `kubectl replace --force` does it.
+    withdraw(&stage.cluster, "report-job").await;
+    let version = stage.push_report_job("backoff: {base: 2s}\n").await;
+    stage.cluster.until_serving("report-job", &version).await;
+    stage.job("replaced", "sales", 0).await;
+    stage.until_job("replaced", "Done").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,10 +248,18 @@ async fn a_trap_on_one_object_poisons_no_other() {
 async fn an_edit_during_a_run_is_followed_by_a_run_with_the_new_spec() {
     let cluster = Cluster::shared().await;
     let host = probing(&cluster).await;
-    cluster.create(Resource::PROBE, "p", json!({"do": "sleep", "ms": 1500})).await;
+    cluster.create(Resource::PROBE, "p", json!({"do": "sleep", "ms": 2500})).await;
     host.until_queued("Probe.probe.acme.io", "running", 1.0).await;
+    for number in 0..49 {
+        cluster.patch(Resource::PROBE, "p", json!({"spec": {"number": number}})).await;
+    }
     cluster.patch(Resource::PROBE, "p", json!({"spec": {"do": "ok"}})).await;
-    cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    let running = host.metric("berth_queue_depth", &[("kind", "Probe.probe.acme.io"), ("state", "running")]).await;
+    assert!(running.is_some_and(|running| running <= 1.0), "{running:?}");
+    let done = cluster.until_phase(Resource::PROBE, "p", "Done", SOON).await;
+    assert_eq!(done["status"]["observedGeneration"], done["metadata"]["generation"], "{done}");
+    let runs = host.metric("berth_reconcile_duration_seconds_count", &[("kind", "Probe.probe.acme.io")]).await;
+    assert!(runs.is_some_and(|runs| runs <= 3.0), "{runs:?} runs for 51 versions");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -347,35 +338,6 @@ async fn an_outcome_that_cannot_be_taken_is_a_sentence_and_not_a_loop() {
     for state in ["ready", "delayed", "running"] {
         host.until_queued("Probe.probe.acme.io", state, 0.0).await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crd_without_the_status_subresource_is_said_and_no_handler_is_run_for_it() {
-    let cluster = Cluster::shared().await;
-    let group = format!("bare-{:04x}.acme.io", rand::random::<u16>());
-    cluster.allow(&group, "bares").await;
-    let crd = json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": format!("bares.{group}")},
-        "spec": {"group": group, "scope": "Namespaced", "names": {"kind": "Bare", "plural": "bares", "singular": "bare"},
-            "versions": [{"name": "v1", "served": true, "storage": true,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]},
-    });
-    cluster.install([crd]).await;
-    let version = cluster.push("bare", &probe(&json!({"group": group, "kind": "Bare", "plural": "bares"})), "").await;
-    let host = Host::start(&cluster, "host", &Flags::default()).await;
-    let plugin = cluster.until_plugin("bare", &version, |plugin| ready_reason(plugin) == "NoStatusSubresource").await;
-    assert!(plugin["status"]["reason"].as_str().is_some_and(|reason| reason.contains("status subresource")), "{plugin}");
-    let bare = json!({"apiVersion": format!("{group}/v1"), "kind": "Bare", "metadata": {"name": "bare", "namespace": cluster.namespace()}});
-    cluster.install([bare]).await;
-    let resource = kube::api::ApiResource::from_gvk_with_plural(&kube::core::GroupVersionKind::gvk(&group, "v1", "Bare"), "bares");
-    let bares: kube::Api<kube::api::DynamicObject> = kube::Api::namespaced_with(cluster.client().clone(), cluster.namespace(), &resource);
-    always(Duration::from_secs(2), async || match bares.get("bare").await.expect("it is there") {
-        bare if bare.data["status"].is_null() && bare.metadata.annotations.is_none() => Ok(()),
-        bare => Err(bare.data.to_string()),
-    })
-    .await;
-    let runs = host.metric("berth_reconcile_total", &[("kind", &format!("Bare.{group}"))]).await;
-    assert_eq!(runs.unwrap_or_default(), 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -136,6 +136,8 @@ async fn on_sigterm_the_leader_finishes_its_run_and_hands_over_at_once() {
     second.until_leading().await;
     assert!(handover.await.expect("the watch ends").is_err(), "the second was seen to hold the Lease");
     assert!(first.log().contains("releasing the lease"), "{}", first.log());
+    let released = first.proxy.entries().into_iter().rfind(|entry| entry.seen.verb == Verb::Update && entry.seen.path.contains("/leases/"));
+    assert!(released.is_some_and(|entry| entry.seen.json()["spec"]["holderIdentity"].is_null()), "held by nobody in between");
     stage.mail("e2", "a@example.com").await;
     stage.until_mail("e2", "Sent").await;
     assert_eq!((stage.gateway.requests().len(), stage.gateway.deliveries().len()), (2, 2));

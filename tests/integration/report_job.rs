@@ -59,7 +59,7 @@ async fn a_hundred_jobs_drain_each_with_its_own_report() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fifth_failure_is_a_dead_letter_with_its_cause_while_the_others_go_on() {
     let stage = Stage::shared().await;
-    let host = stage.report_host(QUICK).await;
+    let mut host = stage.report_host(QUICK).await;
     stage.exporter.control(Behaviour::fail(503).only("broken"));
     stage.job("bad", "broken", 9).await;
     stage.job("good", "sales", 0).await;
@@ -72,6 +72,17 @@ async fn the_fifth_failure_is_a_dead_letter_with_its_cause_while_the_others_go_o
     stage.cluster.until(Resource::JOB, "bad", SOON, |job| label(job) == "failed").await;
     host.until_queued(KIND, "delayed", 0.0).await;
     assert_eq!(stage.exporter.requests_for(&stage.key("bad")).len(), 5);
+    // A restart does not forget it, and a mended spec is worked on with all its tries.
+    host.kill();
+    host.restart().await;
+    stage.job("later", "sales", 0).await;
+    stage.until_job("later", "Done").await;
+    assert_eq!(stage.exporter.requests_for(&stage.key("bad")).len(), 5);
+    stage.exporter.control(Behaviour::fail(503).only("mended").times(2));
+    stage.cluster.patch(Resource::JOB, "bad", json!({"spec": {"report": "mended"}})).await;
+    let mended = stage.until_job("bad", "Done").await;
+    assert_eq!((&mended["status"]["retries"], &mended["status"]["observedGeneration"]), (&json!(0), &json!(2)), "{mended}");
+    assert_eq!(stage.exporter.requests_for(&stage.key("bad")).len(), 8);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -275,6 +286,7 @@ async fn a_label_that_was_not_written_before_a_crash_is_written_after_the_restar
     stage.job("job", "sales", 0).await;
     label_write.reached(1).await;
     host.kill();
+    label_write.abandoned().await;
     label_write.release();
     let torn = stage.cluster.get(Resource::JOB, "job").await;
     assert_eq!((&torn["status"]["phase"], label(&torn)), (&json!("Done"), "pending"), "the status is written first");

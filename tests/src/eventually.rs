@@ -5,6 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Whether tests run at full length and with all objects, as `make test-faults` has them do, rather than scaled down.
+pub fn full() -> bool {
+    std::env::var_os("BERTH_TEST_FULL").is_some_and(|value| value == "1")
+}
+
+/// A number or a time of a test: the one of the short set, or the other at full length.
+pub fn scaled<T>(short: T, long: T) -> T {
+    if full() { long } else { short }
+}
+
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 

@@ -111,10 +111,15 @@ impl Host {
 
     /// Starts it again after it has ended, and waits until it is ready. Its log goes on in the same file.
     pub async fn restart(&mut self) {
+        self.relaunch();
+        self.until_ready().await;
+    }
+
+    /// Starts it again after it has ended; it may never get ready.
+    pub fn relaunch(&mut self) {
         self.has_not_ended_by_itself();
         self.told_to_end.store(false, Ordering::Relaxed);
         self.process = Process::start(&self.name, command(&self.program, &self.arguments), &self.log).expect("it started before");
-        self.until_ready().await;
     }
 
     /// Waits for `/readyz`.
@@ -192,6 +197,16 @@ impl Host {
     pub fn ask_to_end(&self) {
         self.told_to_end.store(true, Ordering::Relaxed);
         self.process.signal(Signal::TERM).expect("it runs");
+    }
+
+    /// SIGSTOP: it stands still, as in a machine that is suspended.
+    pub fn suspend(&self) {
+        self.process.signal(Signal::STOP).expect("it runs");
+    }
+
+    /// SIGCONT after [`Host::suspend`].
+    pub fn resume(&self) {
+        self.process.signal(Signal::CONT).expect("it is there");
     }
 
     /// Waits for its end and returns its exit code; none if a signal ended it.

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::record::{Seen, Verb};
+use crate::eventually::eventually;
 
 /// What is done to a request.
 #[derive(Clone, Debug)]
@@ -271,6 +272,18 @@ impl Handle {
                 std::future::pending().await
             }
         }
+    }
+
+    /// Waits until the clients of all that it holds are gone, so that nothing of theirs goes on at its release.
+    ///
+    /// # Panics
+    /// After a minute.
+    #[track_caller]
+    pub fn abandoned(&self) -> impl Future<Output = ()> {
+        eventually(Duration::from_secs(60), async || match self.holding() {
+            0 => Ok(()),
+            held => Err(format!("{held} requests are held for somebody")),
+        })
     }
 
     /// Ends the rule and lets go of what it holds.

@@ -356,6 +356,27 @@ fn a_low_priority_and_a_resync_run_beside_a_steady_stream_of_better_ones() {
 }
 
 #[test]
+fn nothing_that_comes_long_after_a_low_priority_runs_before_it_nor_after_a_restart() {
+    // Eight priorities of 30 s each, and what the first list counts as younger.
+    let bound = 8 * 30 + 15;
+    for cause in [Cause::NewSpec, Cause::FirstList] {
+        // A restart is a new queue, which finds everything in its first list.
+        let mut bench = Bench::new(1);
+        bench.wake_with("low", cause, 1);
+        (0..500).for_each(|number| bench.wake_with(&format!("old{number}"), cause, 9));
+        let ran_at = (0..2_000).find(|second| {
+            bench.wake_with(&format!("{second}"), Cause::NewSpec, 9);
+            let (name, ..) = bench.next().expect("something is runnable");
+            bench.done(&name, Then::Wait);
+            bench.pass(seconds(1));
+            assert!(name.parse::<u64>().is_ok_and(|came| came <= bound) || name == "low" || name.starts_with("old"), "{name} came later");
+            name == "low"
+        });
+        assert!(ran_at.is_some_and(|second| second <= 500 + bound), "{ran_at:?}");
+    }
+}
+
+#[test]
 fn lanes_take_turns_however_much_one_of_them_has() {
     let mut state = State::default();
     for (name, objects) in [("A", 100), ("B", 3), ("C", 3)] {

@@ -23,6 +23,7 @@ pub fn reconcile(request: &Request) -> Outcome {
     let what = if request.phase == Phase::Finalize { spec["finalize"].as_str().unwrap_or("ok") } else { what };
     match what {
         "ok" => done(json!({ "phase": "Done", "key": request.idempotency_key, "settings": settings, "attempt": request.attempt })),
+        "given" => given(&object, &request.object),
         "trap" => std::process::abort(),
         "panic" => panic!("the probe was told to panic\nover two lines"),
         "exit" => std::process::exit(3),
@@ -53,6 +54,9 @@ pub fn reconcile(request: &Request) -> Outcome {
         "labels" => labels(spec),
         "badlabel" => Outcome { labels: vec![("elsewhere.io/phase".into(), Some("x".into()))], ..done(json!({ "phase": "Done" })) },
         "children" => children(spec, &settings),
+        "flakyevents" => {
+            Outcome { events: vec![event(request.attempt.into())], ..just(Next::Retry(format!("attempt {}", request.attempt))) }
+        }
         "events" => Outcome { events: (0..number("events", 12)).map(event).collect(), ..just(Next::AwaitChange) },
         "giveup" => just(Next::GiveUp(spec["cause"].as_str().unwrap_or("it cannot heal").into())),
         "retry" => just(Next::Retry(spec["cause"].as_str().unwrap_or("not yet").into())),
@@ -152,6 +156,13 @@ fn host_flood() -> Outcome {
 fn greedy(handles: u64) -> Outcome {
     let hoard: Vec<_> = (0..handles).map(|_| wasip2::clocks::monotonic_clock::subscribe_duration(1)).collect();
     done(json!({ "handles": hoard.len() }))
+}
+
+/// What it was given: what identifies the object, and which fields of the metadata there were.
+fn given(object: &Value, text: &str) -> Outcome {
+    let metadata = object["metadata"].as_object();
+    let fields: Vec<_> = metadata.into_iter().flatten().map(|(field, _)| field).collect();
+    done(json!({ "phase": "Done", "apiVersion": object["apiVersion"], "kind": object["kind"], "metadata": fields, "length": text.len() }))
 }
 
 fn nested(depth: usize) -> String {

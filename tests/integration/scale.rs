@@ -1,0 +1,113 @@
+//! Many objects at once: a restart among finished ones, a compiler at work beside them, all of them failing.
+
+use std::collections::BTreeMap;
+
+use berth_tests::{
+    cluster::Cluster,
+    component::{gzip, slow_to_compile},
+    eventually::{eventually, scaled},
+    host::{Flags, Host},
+    resource::Resource,
+    stage::{SOON, Stage, probe},
+};
+use futures::StreamExt;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+const JOB: &str = "ReportJob.batch.acme.io";
+const PROBE: &str = "Probe.probe.acme.io";
+/// Requests of a test at once.
+const AT_ONCE: usize = 20;
+
+/// Does the same for many names, some at a time.
+async fn for_all(count: usize, what: impl AsyncFn(String)) {
+    let names = futures::stream::iter((0..count).map(|number| format!("p{number}")));
+    names.for_each_concurrent(AT_ONCE, async |name| what(name).await).await;
+}
+
+async fn until_quiet(host: &Host, kind: &str) {
+    for state in ["ready", "running"] {
+        host.until_queued(kind, state, 0.0).await;
+    }
+}
+
+/// A job that was done before, by somebody else's hand.
+async fn finished(stage: &Stage, name: &str, label: &str) {
+    stage.job(name, "sales", 0).await;
+    let done = Patch::Merge(json!({"status": {"phase": "Done", "observedGeneration": 1}}));
+    stage.cluster.api(Resource::JOB).patch_status(name, &PatchParams::default(), &done).await.expect("written");
+    stage.cluster.patch(Resource::JOB, name, json!({"metadata": {"labels": {"workqueue.acme.io/phase": label}}})).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn finished_objects_cost_a_start_no_run_and_no_write_but_of_a_wrong_label() {
+    let stage = Stage::shared().await;
+    let count = scaled(200, 2000);
+    for_all(count, async |name| finished(&stage, &name, if name == "p7" { "pending" } else { "done" }).await).await;
+    let host = stage.report_host("").await;
+    stage.job("new", "sales", 9).await;
+    stage.until_job("new", "Done").await;
+    stage.cluster.until(Resource::JOB, "p7", SOON, |job| job["metadata"]["labels"]["workqueue.acme.io/phase"] == "done").await;
+    stage.cluster.until(Resource::JOB, "new", SOON, |job| job["metadata"]["labels"]["workqueue.acme.io/phase"] == "done").await;
+    until_quiet(&host, JOB).await;
+    let settled = host.metric("berth_reconcile_total", &[("kind", JOB), ("result", "settled")]).await;
+    assert_eq!((settled, stage.exporter.requests().len()), (Some(count as f64), 1), "each was looked at, and none was run");
+    let writes = host.proxy.entries().into_iter().filter(|entry| entry.seen.writes() && entry.seen.path.contains("/reportjobs/"));
+    let mut written: Vec<String> = writes.map(|entry| entry.seen.path.split('/').next_back().unwrap_or_default().to_owned()).collect();
+    written.sort();
+    assert_eq!(written, ["new", "p7", "status"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compiler_at_work_beside_many_objects_costs_no_lease() {
+    let cluster = Cluster::shared().await;
+    let version = cluster.push("probe", &probe(&json!({})), "").await;
+    // The times that ship: those of the harness leave less than one server without a core may need.
+    let natural = ["--lease-duration=15s", "--lease-renew-deadline=10s", "--lease-retry=2s", "--compile-cpu=10s"];
+    let flags = Flags { more: natural.map(str::to_owned).into(), ..Flags::default() };
+    let host = Host::start(&cluster, "host", &flags).await;
+    cluster.until_serving("probe", &version).await;
+    let slow = gzip(&slow_to_compile(&probe(&json!({}))));
+    cluster.push_file("slow", "plugin.wasm.gz", &slow, "").await;
+    let count = scaled(200, 2000);
+    for_all(count, async |name| drop(cluster.create(Resource::PROBE, &name, json!({"do": "ok"})).await)).await;
+    eventually(scaled(SOON, SOON * 10), async || {
+        match host.metric("berth_reconcile_total", &[("kind", PROBE), ("result", "success")]).await {
+            Some(done) if done >= count as f64 => Ok(()),
+            done => Err(format!("{done:?} of {count} are done")),
+        }
+    })
+    .await;
+    until_quiet(&host, PROBE).await;
+    let log = host.log();
+    assert!(!log.contains("lease lost") && !log.contains("lease renewed too late"), "{log}");
+    assert_eq!(host.metric("berth_leader", &[]).await, Some(1.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_that_fail_again_and_again_are_one_event_for_each_change_of_state() {
+    let cluster = Cluster::shared().await;
+    let claim = json!({
+        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
+        "deadLetter": {"after": 6, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
+    });
+    let version = cluster.push("probe", &probe(&claim), "backoff: {base: 100ms, max: 200ms}\n").await;
+    let host = Host::start(&cluster, "host", &Flags::default()).await;
+    cluster.until_serving("probe", &version).await;
+    let count = scaled(30, 1000);
+    // Every other one has something new to say with each failure.
+    let what = |name: &str| if name.ends_with(['1', '3', '5', '7', '9']) { "flakyevents" } else { "flaky" };
+    for_all(count, async |name| drop(cluster.create(Resource::PROBE, &name, json!({"do": what(&name), "fails": 99})).await)).await;
+    for_all(count, async |name| drop(cluster.until_phase(Resource::PROBE, &name, "Failed", scaled(SOON, SOON * 10)).await)).await;
+    until_quiet(&host, PROBE).await;
+    let mut told: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for event in cluster.list(Resource::EVENT, "").await {
+        let word = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        *told.entry((word(&event["regarding"]["name"]), word(&event["reason"]))).or_default() += 1;
+    }
+    assert!(!told.is_empty());
+    for ((name, reason), count) in told {
+        let most = if reason == "Counted" { 3 } else { 1 };
+        assert!(count <= most, "{count} Events {reason} of {name}");
+    }
+}

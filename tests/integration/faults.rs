@@ -285,8 +285,8 @@ async fn a_rotated_token_is_taken_up_and_counts_against_nobody() {
     kubeconfig_token("second", &second);
     std::os::unix::fs::symlink("second", tokens.join("aside")).expect("a link");
     std::fs::rename(tokens.join("aside"), tokens.join("token")).expect("swapped");
-    // kube reads the file again after about a minute.
-    let job = stage.cluster.until_phase(Resource::JOB, "job", "Done", Duration::from_secs(120)).await;
+    // The file is read again every 50 s.
+    let job = stage.cluster.until_phase(Resource::JOB, "job", "Done", Duration::from_secs(75)).await;
     assert!(job["status"]["retries"].as_i64().unwrap_or(0) == 0, "{job}");
     assert!(expired.hits() > 0);
 }

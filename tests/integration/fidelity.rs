@@ -169,7 +169,7 @@ async fn what_is_no_label_or_does_not_fit_costs_neither_the_status_nor_the_label
     let object = cluster.until_phase(Resource::PROBE, "labelled", "Failed", SOON).await;
     assert!(object["status"]["message"].as_str().is_some_and(|message| message.contains("at most 63 letters")), "{object}");
     // Annotations of others that leave no room for those of the host.
-    create(&cluster, "annotated", json!({"do": "giveup", "cause": "no paper"}), 262_000).await;
+    create(&cluster, "annotated", json!({"do": "giveup", "cause": "no paper"}), 262_120).await;
     let object = cluster.until(Resource::PROBE, "annotated", SOON, |object| label(object) == "failed").await;
     assert_eq!(object["status"]["message"], "no paper");
     // An object so large that its status does not fit beside it.

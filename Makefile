@@ -54,9 +54,10 @@ integration: guests control-plane
 	cargo test --workspace --locked --test controlplane
 	cargo test --workspace --locked --test integration -- --test-threads=4
 
-# All scenarios at once; they share the four runs that there are at a time.
-test-faults: guests control-plane ## Try every fault at every effect of a host, and say how many were tried
+# All scenarios at once; they share the four runs that there are at a time. Then the tests whose times and numbers the short set scales down.
+test-faults: guests control-plane ## Try every fault at every effect of a host, and all other faults at full length
 	BERTH_FAULTS=all cargo test --workspace --locked --test integration -- --test-threads=8 --nocapture explore::
+	BERTH_TEST_FULL=1 cargo test --workspace --locked --test integration -- --test-threads=4 --skip explore:: --skip soak::
 
 SOAK_SECONDS ?= 1200
 

@@ -11,7 +11,6 @@ use berth_tests::{
     stage::{SOON, Stage, probe},
 };
 use futures::StreamExt;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 const JOB: &str = "ReportJob.batch.acme.io";
@@ -31,28 +30,32 @@ async fn until_quiet(host: &Host, kind: &str) {
     }
 }
 
-/// A job that was done before, by somebody else's hand.
-async fn finished(stage: &Stage, name: &str, label: &str) {
-    stage.job(name, "sales", 0).await;
-    let done = Patch::Merge(json!({"status": {"phase": "Done", "observedGeneration": 1}}));
-    stage.cluster.api(Resource::JOB).patch_status(name, &PatchParams::default(), &done).await.expect("written");
-    stage.cluster.patch(Resource::JOB, name, json!({"metadata": {"labels": {"workqueue.acme.io/phase": label}}})).await;
+fn label(job: &serde_json::Value) -> &str {
+    job["metadata"]["labels"]["workqueue.acme.io/phase"].as_str().unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn finished_objects_cost_a_start_no_run_and_no_write_but_of_a_wrong_label() {
     let stage = Stage::shared().await;
+    let mut host = stage.report_host("").await;
     let count = scaled(200, 2000);
-    for_all(count, async |name| finished(&stage, &name, if name == "p7" { "pending" } else { "done" }).await).await;
-    let host = stage.report_host("").await;
+    for_all(count, async |name| drop(stage.job(&name, "sales", 0).await)).await;
+    let is_done = |job: &serde_json::Value| job["status"]["phase"] == "Done" && label(job) == "done";
+    for_all(count, async |name| drop(stage.cluster.until(Resource::JOB, &name, scaled(SOON, SOON * 10), is_done).await)).await;
+    assert_eq!(host.terminate().await, Some(0));
+    let wrong = json!({"metadata": {"labels": {"workqueue.acme.io/phase": "pending"}}});
+    stage.cluster.patch(Resource::JOB, "p7", wrong).await;
+    let (asked, mark) = (stage.exporter.requests().len(), host.proxy.mark());
+    host.restart().await;
     stage.job("new", "sales", 9).await;
-    stage.until_job("new", "Done").await;
-    stage.cluster.until(Resource::JOB, "p7", SOON, |job| job["metadata"]["labels"]["workqueue.acme.io/phase"] == "done").await;
-    stage.cluster.until(Resource::JOB, "new", SOON, |job| job["metadata"]["labels"]["workqueue.acme.io/phase"] == "done").await;
+    for name in ["new", "p7"] {
+        stage.cluster.until(Resource::JOB, name, SOON, is_done).await;
+    }
     until_quiet(&host, JOB).await;
     let settled = host.metric("berth_reconcile_total", &[("kind", JOB), ("result", "settled")]).await;
-    assert_eq!((settled, stage.exporter.requests().len()), (Some(count as f64), 1), "each was looked at, and none was run");
-    let writes = host.proxy.entries().into_iter().filter(|entry| entry.seen.writes() && entry.seen.path.contains("/reportjobs/"));
+    let ran = stage.exporter.requests().len() - asked;
+    assert_eq!((settled, ran), (Some(count as f64), 1), "each was looked at, and none was run");
+    let writes = host.proxy.since(mark).into_iter().filter(|entry| entry.seen.writes() && entry.seen.path.contains("/reportjobs/"));
     let mut written: Vec<String> = writes.map(|entry| entry.seen.path.split('/').next_back().unwrap_or_default().to_owned()).collect();
     written.sort();
     assert_eq!(written, ["new", "p7", "status"]);

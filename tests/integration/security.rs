@@ -54,5 +54,5 @@ fn every_promise_of_the_threat_model_names_tests_that_exist() {
 
 #[test]
 fn every_promise_about_reliability_names_tests_that_exist() {
-    is_proven("docs/reliability.md", 6);
+    is_proven("docs/reliability.md", 70);
 }

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use tower_service::Service;
 
 use crate::{
+    backoff,
     object::{Object, ObjectKey},
     watch::{self as informer, Store, Target},
 };
@@ -35,8 +36,8 @@ pub const LABEL: &str = "berth.acme.io/impersonate";
 pub const PLUGINS: &str = "berth.acme.io/plugins";
 /// The longest that the question for the host's own account may take.
 const REVIEW: Duration = Duration::from_secs(10);
-/// When it is asked again after a failure.
-const REVIEW_AGAIN: Duration = Duration::from_secs(5);
+/// When it is asked again after a failure, at first and at last.
+const REVIEW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(25));
 
 /// A plugin, and the name of the account that it wants to act as.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -130,7 +131,8 @@ impl Accounts {
     /// Asks who the host is: outside of a cluster nothing else says it.
     async fn know_own(&self, client: Client) {
         let reviews = Api::<SelfSubjectReview>::all(client);
-        loop {
+        let mut warned = None;
+        for failures in 1.. {
             let asked = tokio::time::timeout(REVIEW, reviews.create(&PostParams::default(), &SelfSubjectReview::default())).await;
             let user = asked.map_err(|_| format!("no answer within {REVIEW:?}")).and_then(|answer| {
                 let review = answer.map_err(|error| error.to_string())?;
@@ -139,7 +141,10 @@ impl Accounts {
             let (own, known) = match user {
                 Ok(user) => (Own::Known(user), true),
                 Err(error) => {
-                    tracing::warn!(error, "the host's own account could not be asked for");
+                    if warned.as_ref() != Some(&error) {
+                        tracing::warn!(error, "the host's own account could not be asked for");
+                        warned = Some(error.clone());
+                    }
                     (Own::Unknown(format!("which account it is itself: {error}")), false)
                 }
             };
@@ -148,7 +153,7 @@ impl Accounts {
             if known {
                 return;
             }
-            tokio::time::sleep(REVIEW_AGAIN).await;
+            tokio::time::sleep(backoff::delay(REVIEW_AGAIN.0, REVIEW_AGAIN.1, failures, rand::random())).await;
         }
     }
 

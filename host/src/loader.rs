@@ -224,7 +224,7 @@ impl Loader {
         }
         self.unanswered.clear();
         let denied = self.facts.access.iter().filter_map(|(needs, access)| match access {
-            Access::Denied(missing) => Some((needs.clone(), Some(*missing))),
+            Access::Denied(missing, _) => Some((needs.clone(), Some(*missing))),
             Access::Granted => None,
         });
         for (needs, first) in denied.collect::<Vec<_>>() {
@@ -517,7 +517,7 @@ mod tests {
                 let mut asked = asked.lock().expect("not poisoned");
                 asked.push(first);
                 let missing = needs.permissions().nth(1).expect("watch");
-                let access = if asked.len() < 4 { Access::Denied(missing) } else { Access::Granted };
+                let access = if asked.len() < 4 { Access::Denied(missing, None) } else { Access::Granted };
                 async move { Ok(access) }.boxed()
             }
         });

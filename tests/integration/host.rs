@@ -175,13 +175,28 @@ async fn a_deleted_plugin_stops_its_kind_and_a_recreated_one_goes_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_without_a_permission_names_it_and_goes_on_when_it_is_granted() {
     let stage = Stage::shared().await;
+    let other = stage.cluster.another_namespace().await;
     stage.cluster.forbid("berth-plugin-report-job").await;
     let version = stage.push_report_job("").await;
-    let _host = stage.host().await;
-    let plugin = stage.cluster.until_plugin("report-job", &version, |plugin| ready_reason(plugin) == "Forbidden").await;
-    let reason = plugin["status"]["reason"].as_str().unwrap_or_default();
-    assert!(reason.contains("list") && reason.contains("reportjobs"), "{plugin}");
-    stage.cluster.allow("batch.acme.io", "reportjobs").await;
+    let flags = Flags { more_namespaces: vec![other.clone()], ..stage.flags() };
+    let _host = Host::start(&stage.cluster, "host", &flags).await;
+    let forbidden = async |namespace: &str| {
+        let told = |plugin: &Value| {
+            let reason = plugin["status"]["reason"].as_str().unwrap_or_default();
+            ready_reason(plugin) == "Forbidden" && reason.contains("may not list reportjobs") && reason.contains(namespace)
+        };
+        stage.cluster.until_plugin("report-job", &version, told).await
+    };
+    forbidden(stage.cluster.namespace()).await;
+    // In one of two namespaces: the other one is named now.
+    let binding = |namespace: &str| {
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "report-job", "namespace": namespace},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "berth-plugin-report-job"},
+            "subjects": [{"kind": "ServiceAccount", "name": "berth", "namespace": stage.cluster.system()}]})
+    };
+    stage.cluster.install([binding(stage.cluster.namespace())]).await;
+    forbidden(&format!("{other:?}")).await;
+    stage.cluster.install([binding(&other)]).await;
     stage.cluster.until_serving("report-job", &version).await;
     stage.job("job", "sales", 0).await;
     stage.until_job("job", "Done").await;

@@ -30,8 +30,8 @@ pub struct Permission {
 pub enum Access {
     /// Everything is allowed.
     Granted,
-    /// This is not; what comes after it has not been asked.
-    Denied(Permission),
+    /// This is not, in that namespace or in the whole cluster; what comes after it has not been asked.
+    Denied(Permission, Option<String>),
 }
 
 impl Needs {
@@ -61,11 +61,12 @@ impl Needs {
         ["list", "watch", "get"].into_iter().map(on_kind).chain([Permission { verb: "patch", status: true }, on_kind("patch")])
     }
 
-    /// The sentence for a permission that is missing.
-    pub fn refusal(&self, missing: Permission) -> Refusal {
+    /// The sentence for a permission that is missing, in a namespace or in the whole cluster.
+    pub fn refusal(&self, missing: Permission, namespace: Option<&str>) -> Refusal {
         let resource = if missing.status { format!("{}/status", self.plural) } else { self.plural.clone() };
+        let place = namespace.map(|namespace| format!(" in the namespace {namespace:?}")).unwrap_or_default();
         let message = format!(
-            "The host's ServiceAccount may not {} {resource} in the group {:?}: bind it to a ClusterRole with get, list, watch and patch on {} and \
+            "The host's ServiceAccount may not {} {resource} in the group {:?}{place}: bind it to a ClusterRole with get, list, watch and patch on {} and \
              patch on {}/status (\"berth push\" makes one). It is asked for again every 10 s.",
             missing.verb, self.group, self.plural, self.plural
         );
@@ -87,7 +88,7 @@ pub fn self_review(client: Client, namespaces: Vec<String>) -> Ask {
             for permission in first.into_iter().chain(later) {
                 for namespace in &places {
                     if !allowed(&client, namespace.as_deref(), &needs, permission).await? {
-                        return Ok(Access::Denied(permission));
+                        return Ok(Access::Denied(permission, namespace.clone()));
                     }
                 }
             }
@@ -128,8 +129,10 @@ mod tests {
     #[test]
     fn the_sentence_names_verb_resource_and_what_to_add() {
         let needs = Needs::new("g".into(), "ks".into());
-        let refusal = needs.refusal(Permission { verb: "patch", status: true });
+        let refusal = needs.refusal(Permission { verb: "patch", status: true }, None);
         assert!(refusal.message.contains("may not patch ks/status in the group \"g\""), "{refusal}");
         assert!(refusal.message.contains("ClusterRole with get, list, watch and patch on ks and patch on ks/status"), "{refusal}");
+        let refusal = needs.refusal(Permission { verb: "list", status: false }, Some("there"));
+        assert!(refusal.message.contains("may not list ks in the group \"g\" in the namespace \"there\": bind"), "{refusal}");
     }
 }

@@ -255,7 +255,7 @@ impl Plugin {
         let needs = Needs::of(&loaded.claim);
         let fitness = match facts.access.get(&needs) {
             Some(Access::Granted) => Fitness::Fit(crd_uid),
-            Some(Access::Denied(missing)) => Fitness::Unfit(needs.refusal(*missing)),
+            Some(Access::Denied(missing, namespace)) => Fitness::Unfit(needs.refusal(*missing, namespace.as_deref())),
             None => Fitness::Unknown,
         };
         wanted.insert(needs);

@@ -189,7 +189,7 @@ fn permissions_are_asked_for_before_a_version_serves_and_not_after() {
     let verdict = book.settle(&facts);
     assert!(verdict.table.is_empty() && verdict.wanted.contains(&needs) && verdict.plugins["p"].loading);
     let missing = needs.permissions().nth(1).expect("watch");
-    facts.access.insert(needs.clone(), Access::Denied(missing));
+    facts.access.insert(needs.clone(), Access::Denied(missing, None));
     assert_eq!((book.serving(&facts), book.reason("p", &facts)), (None, Some(reason::FORBIDDEN)));
     facts.access.insert(needs, Access::Granted);
     assert_eq!(book.serving(&facts), code("p", "1"));
@@ -664,7 +664,7 @@ proptest! {
         let mut jobs = vec![];
         let mut denied = facts();
         let missing = Needs::of(&Claim::full()).permissions().next().expect("list");
-        denied.access.insert(Needs::of(&Claim::full()), Access::Denied(missing));
+        denied.access.insert(Needs::of(&Claim::full()), Access::Denied(missing, None));
         for (at, (step, good)) in steps.into_iter().enumerate() {
             let at = u32::try_from(at).expect("few");
             match step {

@@ -51,6 +51,8 @@ const BACKOFF_BASE: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(25);
 /// The same while credentials are refused: they are rotated without notice, and read again from their file at the next request.
 const BACKOFF_MAX_UNAUTHORIZED: Duration = Duration::from_secs(8);
+/// The longest that a server may ask to wait.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// How often a collection that does not exist is asked for again.
 const ABSENT: Duration = Duration::from_secs(10);
 
@@ -369,7 +371,7 @@ impl Informer {
             Ended::Short(_) | Ended::Silent(_) | Ended::Request { .. } | Ended::Malformed { .. } => backoff(failures),
         };
         self.store.note(|health| health.error = Some(ended.to_string()));
-        delay
+        delay.max(asked_to_wait(&ended))
     }
 
     async fn list(&self, on: &mut impl FnMut(Change)) -> Result<String, Ended> {
@@ -466,6 +468,14 @@ fn report(path: &str, ended: &Ended, failures: u32, warned: &mut Option<String>)
             *warned = Some(cause);
         }
     }
+}
+
+/// How long the server asks to wait, within reason.
+fn asked_to_wait(ended: &Ended) -> Duration {
+    let Ended::Request { source, .. } = ended else { return Duration::ZERO };
+    let kube::Error::Api(status) = &**source else { return Duration::ZERO };
+    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    Duration::from_secs(seconds.into()).min(RETRY_AFTER_MAX)
 }
 
 fn is_unauthorized(error: &kube::Error) -> bool {
@@ -589,6 +599,18 @@ mod tests {
         let silent = warned.clone();
         report("/p", &failed(403), 3, &mut warned);
         assert!(silent.is_some() && warned != silent && warned.is_some());
+    }
+
+    #[test]
+    fn a_server_that_says_how_long_to_wait_is_waited_for() {
+        let busy = |seconds: u32| {
+            let details = serde_json::from_value(serde_json::json!({"retryAfterSeconds": seconds})).expect("details");
+            let status =
+                kube::core::Status { details: Some(details), ..kube::core::Status::failure("busy", "TooManyRequests").with_code(429) };
+            asked_to_wait(&Ended::Request { verb: "watch", path: "/p".into(), source: Box::new(kube::Error::Api(Box::new(status))) })
+        };
+        assert_eq!((busy(0), busy(7), busy(u32::MAX)), (Duration::ZERO, Duration::from_secs(7), RETRY_AFTER_MAX));
+        assert_eq!(asked_to_wait(&Ended::Short(Duration::ZERO)), Duration::ZERO);
     }
 
     #[test]

@@ -133,7 +133,7 @@ fn at_rest(object: &DynamicObject) -> bool {
 }
 
 async fn until_at_rest(host: &Host, api: &Api<DynamicObject>, count: usize) -> Vec<DynamicObject> {
-    eventually(scaled(SOON * 3, SOON * 30), async || {
+    eventually(scaled(SOON * 3, SOON * 10), async || {
         let objects = api.list(&ListParams::default()).await.map_err(|error| error.to_string())?.items;
         match objects.iter().find(|object| !at_rest(object)) {
             None if objects.len() >= count => Ok(objects),
@@ -161,10 +161,9 @@ async fn objects_that_no_schema_has_checked_are_failed_with_a_reason_beside_heal
         let some = futures::stream::iter(specs.into_iter().enumerate());
         some.for_each_concurrent(AT_ONCE, async |(number, spec)| create(&api, *resource, number, spec).await).await;
         stage.cluster.create(*resource, &healthy, good.clone()).await;
-        let done = stage
-            .cluster
-            .until(*resource, &healthy, SOON, |object| ["Sent", "Done"].iter().any(|phase| object["status"]["phase"] == *phase));
-        done.await;
+        // It waits for its turn behind those that came before.
+        let is_done = |object: &Value| ["Sent", "Done"].iter().any(|phase| object["status"]["phase"] == *phase);
+        stage.cluster.until(*resource, &healthy, scaled(SOON, SOON * 10), is_done).await;
         let objects = until_at_rest(&host, &api, count + 1).await;
         let failed = objects.iter().filter(|object| object.data["status"]["phase"] == "Failed").count();
         println!("{}: {count} odd objects, of which {failed} have failed", resource.kind);

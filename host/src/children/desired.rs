@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     claim::Claim,
     object::{Kind, Object, ObjectKey},
-    status::cut,
+    text::cut,
 };
 
 /// On every child: the uid of its owner.

@@ -16,7 +16,8 @@ use crate::{
     object::{GroupKind, Key, Object, ObjectKey},
     queue::Then,
     reconcile::{Event, Failure, Outcome},
-    status::{MESSAGE_MAX, WriteError, cut},
+    status::{MESSAGE_MAX, WriteError},
+    text::cut,
 };
 
 impl Controller {

@@ -8,7 +8,7 @@ use crate::{
     claim::Claim,
     object::{Object, at},
     package::Version,
-    status::cut,
+    text::cut,
 };
 
 /// Annotation of an object that was given up on: a [`Mark`] as JSON.

@@ -12,7 +12,8 @@ use crate::{
     object::{Object, at},
     queue::Then,
     reconcile::{Event, Failure, Next, Outcome},
-    status::{MESSAGE_MAX, cut, difference},
+    status::{MESSAGE_MAX, difference},
+    text::cut,
 };
 
 /// The pause after the host itself could not run a handler.

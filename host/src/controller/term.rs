@@ -31,7 +31,8 @@ use crate::{
     queue::{Cause, Queue, Then, Turn},
     reads::Index,
     report::LastFailure,
-    status::{MESSAGE_MAX, cut},
+    status::MESSAGE_MAX,
+    text::cut,
 };
 
 /// How long an object may lack its mirror label before the host sets it: a run that comes at once sets it anyway.

@@ -322,7 +322,7 @@ fn invalid_label(phase: &str) -> Event {
         action: "Reconcile".into(),
         note: format!(
             "the phase {:?} cannot be the value of a label (at most 63 letters, digits, '-', '_' and '.'), so the mirror label was left as it is",
-            crate::status::cut(phase, 100)
+            crate::text::cut(phase, 100)
         ),
     }
 }

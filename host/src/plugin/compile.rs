@@ -28,9 +28,9 @@ use tokio::{io::AsyncWriteExt, process::Command, sync::Semaphore};
 use super::{
     engine,
     limits::{CompileLimits, SENTENCE, Size},
-    text::{one_line, shorten},
+    text::one_line,
 };
-use crate::package::MAX_COMPONENT;
+use crate::{package::MAX_COMPONENT, text::cut};
 
 /// The hidden verb.
 pub const VERB: &str = "compile-component";
@@ -126,7 +126,7 @@ impl Compiler {
             Some(signal) => format!("Compiling it ended with {signal:?}."),
             None => {
                 let line = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
-                format!("It cannot be compiled: {}.", one_line(&shorten(&line, SENTENCE / 2)).trim_end_matches('.'))
+                format!("It cannot be compiled: {}.", one_line(&cut(&line, SENTENCE / 2)).trim_end_matches('.'))
             }
         }
     }

@@ -7,12 +7,12 @@ use serde_json::Value;
 use super::{
     bindings::berth::plugin::types as wit,
     limits::{self, FIXED, Limits, Size},
-    text::shorten,
 };
 use crate::{
     claim::{Claim, DeadLetter, Progress, Read},
     object::{Kind, depth},
     reconcile::{Event, Failure, Next, Outcome, Phase, Request},
+    text::cut,
 };
 
 /// A request as the guest gets it.
@@ -57,7 +57,7 @@ pub fn claim(claim: wit::Claim) -> Claim {
         hosts,
         finalizer,
         label_prefixes,
-        sdk: shorten(&super::text::one_line(&sdk), 128),
+        sdk: cut(&super::text::one_line(&sdk), 128),
     }
 }
 
@@ -126,7 +126,7 @@ fn status(text: &str, others: usize, claim: &Claim, limits: &Limits, note: impl 
     match pointer.and_then(|pointer| status.pointer_mut(&pointer)) {
         Some(Value::String(message)) if bytes - message.len() + limits::SENTENCE <= limits.run.outcome => {
             note(&format!("cut the status message of {} bytes to {}", message.len(), Size(limits::SENTENCE as u64)));
-            *message = shorten(message, limits::SENTENCE);
+            *message = cut(message, limits::SENTENCE);
             Ok(status)
         }
         _ => Err(too_large(bytes, limits)),
@@ -159,7 +159,7 @@ fn labels(labels: Vec<(String, Option<String>)>, claim: &Claim) -> Result<Vec<(S
         )));
     }
     for (key, value) in &labels {
-        let shown = shorten(key, 100);
+        let shown = cut(key, 100);
         if claim.progress.as_ref().and_then(|progress| progress.mirror_label.as_ref()) == Some(key) {
             return Err(refused(format!("it sets the label {shown:?}, which the host itself keeps equal to the phase")));
         }
@@ -170,7 +170,7 @@ fn labels(labels: Vec<(String, Option<String>)>, claim: &Claim) -> Result<Vec<(S
             return Err(refused(format!("it sets the label {shown:?}, which is no valid key of a label")));
         }
         if let Some(value) = value.as_ref().filter(|value| !crate::label::is_value(value)) {
-            let value = shorten(value, 100);
+            let value = cut(value, 100);
             return Err(refused(format!(
                 "it sets the label {shown:?} to {value:?}: at most 63 letters, digits, '-', '_' and '.' are allowed"
             )));
@@ -183,16 +183,16 @@ fn event(event: wit::Event) -> Result<Event, Failure> {
     let wit::Event { kind, reason, action, note } = event;
     for (what, word) in [("reason", &reason), ("action", &action)] {
         if word.is_empty() || word.len() > 128 || !word.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            let word = shorten(word, 100);
+            let word = cut(word, 100);
             return Err(refused(format!("the {what} {word:?} of an event is not one UpperCamelCase word of at most 128 characters")));
         }
     }
-    Ok(Event { warning: kind == wit::EventType::Warning, reason, action, note: shorten(&note, limits::SENTENCE) })
+    Ok(Event { warning: kind == wit::EventType::Warning, reason, action, note: cut(&note, limits::SENTENCE) })
 }
 
 fn next(next: wit::Next) -> Next {
     let wait = |guest_ms| Duration::from_millis(guest_ms).min(limits::LONGEST_WAIT);
-    let cause = |text: String| if text.is_empty() { "the handler gave no cause".into() } else { shorten(&text, limits::SENTENCE) };
+    let cause = |text: String| if text.is_empty() { "the handler gave no cause".into() } else { cut(&text, limits::SENTENCE) };
     match next {
         wit::Next::AwaitChange => Next::AwaitChange,
         wit::Next::AfterMs(guest_ms) => Next::After(wait(guest_ms)),

@@ -17,12 +17,12 @@ use super::{
     instance::{Ended, Sandbox, State, deadline, too_long},
     limits::{Limits, SENTENCE},
     shares::Share,
-    text::shorten,
 };
 use crate::{
     claim::Claim,
     fence::Stopped,
     reconcile::{Failure, Next, Outcome, Reconcile, Request},
+    text::cut,
 };
 
 /// Everything that the runs of it have in common.
@@ -98,7 +98,7 @@ impl Handler {
             return Err(Failure::Host(sentence));
         }
         if let Some(sentence) = met.late.get() {
-            *cause = shorten(&format!("{} ({sentence})", shorten(cause, SENTENCE / 2)), SENTENCE);
+            *cause = cut(&format!("{} ({sentence})", cut(cause, SENTENCE / 2)), SENTENCE);
         }
         Ok(outcome)
     }

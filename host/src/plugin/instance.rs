@@ -230,7 +230,7 @@ fn limit(error: &wasmtime::Error, state: &State, limits: &Limits) -> Option<Stri
 
 /// The guest's own words say more than the trap; without any, the trap has to do.
 fn with_last_words(trap: String, state: &State) -> String {
-    state.gate.log().last_words().unwrap_or_else(|| super::text::shorten(&super::text::one_line(&trap), limits::SENTENCE))
+    state.gate.log().last_words().unwrap_or_else(|| crate::text::cut(&super::text::one_line(&trap), limits::SENTENCE))
 }
 
 /// For errors of wasmtime that have no public type.

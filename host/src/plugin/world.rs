@@ -2,8 +2,11 @@
 
 use wasmparser::{Encoding, Parser, Payload};
 
-use super::text::{one_line, shorten};
-use crate::package::{Refusal, reason};
+use super::text::one_line;
+use crate::{
+    package::{Refusal, reason},
+    text::cut,
+};
 
 /// The export that makes a component a plugin.
 const HANDLER: &str = "berth:plugin/handler";
@@ -86,7 +89,7 @@ fn looks_like(bytes: &[u8]) -> String {
         [b'\x7f', b'E', b'L', b'F', ..] => "it looks like native code; only .wasm is accepted".into(),
         _ if bytes.iter().all(|byte| *byte == 0) => format!("it is {} zero bytes", bytes.len()),
         _ if text().starts_with('<') => {
-            format!("it looks like a web page, perhaps an error page of a download ({:?})", shorten(&one_line(&text()), 40))
+            format!("it looks like a web page, perhaps an error page of a download ({:?})", cut(&one_line(&text()), 40))
         }
         _ if text().starts_with("(component") || text().starts_with("(module") => "it looks like the text format; assemble it first".into(),
         _ => format!("it begins with {:02x?}", &bytes[..bytes.len().min(8)]),
@@ -94,7 +97,7 @@ fn looks_like(bytes: &[u8]) -> String {
 }
 
 fn import(name: &str) -> Result<(), String> {
-    let shown = shorten(&one_line(name), 120);
+    let shown = cut(&one_line(name), 120);
     let (interface, version) = name.split_once('@').unwrap_or((name, ""));
     let package = interface.split('/').next().unwrap_or_default();
     let expected = match interface {
@@ -117,27 +120,23 @@ fn import(name: &str) -> Result<(), String> {
     if on_track(version, expected) {
         return Ok(());
     }
-    Err(format!(
-        "It imports {interface} in version {}, this host has {expected}: build it for {expected}.",
-        shorten(&one_line(version), 40)
-    ))
+    Err(format!("It imports {interface} in version {}, this host has {expected}: build it for {expected}.", cut(&one_line(version), 40)))
 }
 
 fn exports(names: &[String]) -> Result<(), String> {
     let versions: Vec<_> = names.iter().filter_map(|name| name.strip_prefix(HANDLER)?.strip_prefix('@')).collect();
     if let Some(other) = names.iter().find(|name| name.starts_with("berth:plugin/") && name.split('@').next() != Some(HANDLER)) {
-        return Err(format!("It exports {}, which this version of Berth does not know.", shorten(&one_line(other), 120)));
+        return Err(format!("It exports {}, which this version of Berth does not know.", cut(&one_line(other), 120)));
     }
     match versions.as_slice() {
         [] => Err(format!(
             "It does not export {HANDLER}@{TRACK}, so it is no plugin; its exports are: {}.",
-            if names.is_empty() { "none".into() } else { shorten(&one_line(&names.join(", ")), 300) }
+            if names.is_empty() { "none".into() } else { cut(&one_line(&names.join(", ")), 300) }
         )),
         versions if versions.iter().any(|version| on_track(version, TRACK)) => Ok(()),
-        [version, ..] => Err(format!(
-            "It exports {HANDLER} in version {}, this host speaks {TRACK}: build it for {TRACK}.",
-            shorten(&one_line(version), 40)
-        )),
+        [version, ..] => {
+            Err(format!("It exports {HANDLER} in version {}, this host speaks {TRACK}: build it for {TRACK}.", cut(&one_line(version), 40)))
+        }
     }
 }
 

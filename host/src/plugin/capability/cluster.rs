@@ -10,9 +10,9 @@ use crate::{
         bindings::berth::plugin::cluster::{Host, Json, Kind, ObjectRef, Page, ReadError},
         instance::State,
         limits::{self, FIXED, Size},
-        text::shorten,
     },
     reads::{self, Query, Reader, Target},
+    text::cut,
 };
 
 /// The reads of one run.
@@ -84,7 +84,7 @@ impl State {
     }
 
     fn unread(&self, error: reads::ReadError) -> ReadError {
-        let sentence = shorten(&error.to_string(), limits::SENTENCE);
+        let sentence = cut(&error.to_string(), limits::SENTENCE);
         match error {
             reads::ReadError::Forbidden(_) => {
                 self.gate.deny(&Denied::new(Denial::ClusterRead, &format!("denied a read: {sentence}")));

@@ -29,10 +29,8 @@ use crate::{
     metrics::Metrics,
     object::GroupKind,
     package::Origin,
-    plugin::{
-        limits,
-        text::{one_line, shorten},
-    },
+    plugin::{limits, text::one_line},
+    text::cut,
 };
 
 /// Different denials that a run has in the log.
@@ -79,7 +77,7 @@ pub struct Denied {
 impl Denied {
     /// With as much of the sentence as is fit to be shown: there may be words of the guest in it.
     pub fn new(denial: Denial, sentence: &str) -> Self {
-        let sentence = shorten(&one_line(&shorten(sentence, limits::SENTENCE)), limits::SENTENCE);
+        let sentence = cut(&one_line(&cut(sentence, limits::SENTENCE)), limits::SENTENCE);
         Self { denial, sentence }
     }
 }

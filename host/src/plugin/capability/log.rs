@@ -19,11 +19,14 @@ use wasmtime_wasi::{
 };
 
 use super::gate::Call;
-use crate::plugin::{
-    bindings::berth::plugin::log::{Host, Level},
-    instance::State,
-    limits::{self, Limits, Size},
-    text::{one_line, shorten},
+use crate::{
+    plugin::{
+        bindings::berth::plugin::log::{Host, Level},
+        instance::State,
+        limits::{self, Limits, Size},
+        text::one_line,
+    },
+    text::cut,
 };
 
 /// Lines of stderr that are remembered as the guest's last words: a panic has its place and message on two or three.
@@ -93,7 +96,7 @@ impl Log {
             }
             None => lines.last()?.clone(),
         };
-        Some(shorten(&words, limits::SENTENCE))
+        Some(cut(&words, limits::SENTENCE))
     }
 
     fn emit(&self, level: Level, message: &str, fields: &[(String, String)]) {
@@ -141,7 +144,7 @@ impl Log {
             if state.last_words.len() == LAST_WORDS {
                 state.last_words.remove(0);
             }
-            state.last_words.push(shorten(&line, limits::SENTENCE));
+            state.last_words.push(cut(&line, limits::SENTENCE));
         }
         if state.afford(line.len()) {
             self.write(if stream == Stream::Stderr { Level::Warn } else { Level::Info }, &line, "");
@@ -192,7 +195,7 @@ impl Written {
 
 /// A text as it is written: cut before it is escaped, so that no more is escaped than is written, and again after it has grown.
 fn fit(text: &str) -> String {
-    shorten(&one_line(&shorten(text, limits::LOG_LINE)), limits::LOG_LINE)
+    cut(&one_line(&cut(text, limits::LOG_LINE)), limits::LOG_LINE)
 }
 
 /// The fields as they are written, as far as a line goes.
@@ -201,7 +204,7 @@ fn shown(fields: &[(String, String)]) -> String {
     for (key, value) in fields {
         let Some(room) = limits::LOG_LINE.checked_sub(text.len()) else { break };
         let gap = if text.is_empty() { "" } else { " " };
-        let (key, value) = (shorten(key, room), shorten(value, room));
+        let (key, value) = (cut(key, room), cut(value, room));
         text.push_str(&format!("{gap}{}={value:?}", one_line(&key)));
     }
     fit(&text)

@@ -174,6 +174,13 @@ struct Work<'a> {
     fence: Fence,
 }
 
+impl<'a> Work<'a> {
+    /// The same, for the stable version.
+    fn of_stable(&self) -> Work<'a> {
+        Work { serving: &self.watched.versions.stable, trial: None, fence: self.fence.clone(), ..*self }
+    }
+}
+
 impl Controller {
     /// A controller that does nothing until it is [run](Self::run).
     pub fn new(means: Means, settings: Settings) -> Arc<Self> {
@@ -381,7 +388,7 @@ impl Controller {
             let Some(watched) = self.kinds.get(&key.kind) else { continue };
             match watched.get(&key.object) {
                 // Objects that read each other would wake each other without end.
-                Some(_) if term.ran_just_now(&key) => term.read_later(&key),
+                Some(_) if term.read_later(&key) => {}
                 Some(object) => term.wake(&key, watched.claim(&object), &object, Cause::Read),
                 None => term.reads.forget(&key),
             }

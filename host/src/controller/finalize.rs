@@ -39,8 +39,7 @@ impl Controller {
         if !claim.finalizer {
             // A version on trial lets go of nothing that the former one has yet to undo.
             if work.trial.is_some() && work.watched.versions.stable.claim.finalizer {
-                let stable = Work { serving: &work.watched.versions.stable, trial: None, fence: work.fence.clone(), ..*work };
-                return Box::pin(self.say_farewell(&stable, turn, object, value)).await;
+                return Box::pin(self.say_farewell(&work.of_stable(), turn, object, value)).await;
             }
             let settlement = Settlement { release: true, ..Settlement::nothing(Then::Wait, Verdict::Settled) };
             return self.written(work, State { object, merged: false }, settlement).await;

@@ -46,8 +46,7 @@ impl Controller {
             First::Evidence(evidence) => (Some(evidence), end),
             First::Doubt(fault) => {
                 tracing::warn!(fault.cause, "the version on trial failed; the former one runs instead");
-                let stable = Work { serving: &work.watched.versions.stable, trial: None, fence: work.fence.clone(), ..*work };
-                let second = self.step(&stable, turn).await;
+                let second = self.step(&work.of_stable(), turn).await;
                 (second_opinion(fault, &second), second)
             }
             First::Nothing => (None, end),

@@ -165,7 +165,7 @@ impl Controller {
 fn payer<'w>(work: &Work<'w>, version: &Version) -> Option<Work<'w>> {
     let stable = &work.watched.versions.stable;
     let is_stables = *version == stable.version && *version != work.serving.version;
-    is_stables.then(|| Work { serving: stable, trial: None, fence: work.fence.clone(), ..*work })
+    is_stables.then(|| work.of_stable())
 }
 
 /// Which version has run, where the handler is what the result is of.

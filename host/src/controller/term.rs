@@ -315,18 +315,17 @@ impl Term {
         }
     }
 
-    /// Whether the object's last run began less than a moment ago.
-    pub fn ran_just_now(&self, key: &Key) -> bool {
-        self.lock().get(key).and_then(|known| known.began).is_some_and(|began| began.elapsed() < READ_FLOOR)
-    }
-
-    /// What the object has read has changed so soon after its last run began that it is looked at a moment later.
-    pub fn read_later(&self, key: &Key) {
-        if let Some(Tracked { began: Some(began), read_due, .. }) = self.lock().get_mut(key)
-            && !std::mem::replace(read_due, true)
-        {
+    /// What the object has read has changed. True where that is so soon after its last run began that it is looked at a moment later.
+    pub fn read_later(&self, key: &Key) -> bool {
+        let mut tracked = self.lock();
+        let Some(Tracked { began: Some(began), read_due, .. }) = tracked.get_mut(key) else { return false };
+        if began.elapsed() >= READ_FLOOR {
+            return false;
+        }
+        if !std::mem::replace(read_due, true) {
             self.late_reads.lock().expect("no panic while the lock is held").push_back((*began + READ_FLOOR, key.clone()));
         }
+        true
     }
 
     /// The objects whose moment has come.

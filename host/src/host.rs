@@ -99,20 +99,7 @@ pub async fn run(
     let listener = admin::bind(admin_address).await?;
     let compiler = std::env::current_exe().context("finding the berth binary, which compiles plugins")?;
     let secrets = secrets::of_namespace(client.clone(), &namespace);
-    let HostLimits { ceilings, compile, sandboxes, sandbox_memory, connections, stack } = limits;
-    let runtime = Runtime::new(RuntimeConfig {
-        compiler,
-        cache_dir,
-        resolve,
-        secrets,
-        metrics: metrics.clone(),
-        ceilings,
-        sandboxes,
-        sandbox_memory,
-        connections,
-        stack,
-        compile,
-    })?;
+    let runtime = Runtime::new(RuntimeConfig { compiler, cache_dir, resolve, secrets, metrics: metrics.clone(), limits })?;
 
     let (lease_name, holder) = (lease.name.clone(), identity.clone());
     let (leadership, elector) = lease::start(config, lease)?;

@@ -30,7 +30,7 @@ use self::{
     engine::Running,
     handler::Handler,
     instance::{Ended, Sandbox, State, too_long},
-    limits::{CompileLimits, Limits},
+    limits::{HostLimits, Limits},
     shares::Shares,
 };
 use crate::{
@@ -75,18 +75,8 @@ pub struct RuntimeConfig {
     pub secrets: secrets::Read,
     /// Where denials are counted.
     pub metrics: Arc<Metrics>,
-    /// What `plugin.yaml` is held against.
-    pub ceilings: Ceilings,
-    /// Sandboxes at once, over all plugins.
-    pub sandboxes: u32,
-    /// Their memory together, in bytes, and that of the child that compiles.
-    pub sandbox_memory: u64,
-    /// Connections at once, over all plugins.
-    pub connections: u32,
-    /// Bytes of the stack of a guest.
-    pub stack: usize,
-    /// Bounds of a compilation.
-    pub compile: CompileLimits,
+    /// What plugins may have at most.
+    pub limits: HostLimits,
 }
 
 impl RuntimeConfig {
@@ -98,12 +88,7 @@ impl RuntimeConfig {
             resolve: Vec::new(),
             secrets: secrets::nowhere(),
             metrics: Arc::default(),
-            ceilings: Ceilings::default(),
-            sandboxes: limits::SANDBOXES,
-            sandbox_memory: limits::SANDBOX_MEMORY,
-            connections: limits::CONNECTIONS,
-            stack: limits::STACK,
-            compile: CompileLimits::default(),
+            limits: HostLimits::default(),
         }
     }
 }
@@ -132,19 +117,8 @@ pub struct Prepared {
 impl Runtime {
     /// Sets up engine, ticker, cache and client.
     pub fn new(config: RuntimeConfig) -> Result<Arc<Self>> {
-        let RuntimeConfig {
-            compiler,
-            cache_dir,
-            resolve,
-            secrets,
-            metrics,
-            ceilings,
-            sandboxes,
-            sandbox_memory,
-            connections,
-            stack,
-            compile,
-        } = config;
+        let RuntimeConfig { compiler, cache_dir, resolve, secrets, metrics, limits } = config;
+        let HostLimits { ceilings, compile, sandboxes, sandbox_memory, connections, stack } = limits;
         let engine = engine::for_running(sandboxes, stack)?;
         Ok(Arc::new(Self {
             linker: instance::linker(&engine.engine).map_err(anyhow::Error::from).context("cannot link the host's functions")?,

@@ -20,7 +20,7 @@ use crate::{
     install::{Manifests, Mode},
     loader::access::Needs,
     package::{CONFIG_FILE, Ceilings, Encoding, HostPattern, MAX_COMPONENT, Refusal, reason},
-    plugin::{Runtime, RuntimeConfig},
+    plugin::{Runtime, RuntimeConfig, limits::HostLimits},
 };
 
 mod bundle;
@@ -222,7 +222,10 @@ impl Args {
         let compiler = std::env::current_exe().context("finding the berth binary, which compiles plugins")?;
         // How much the host gives is for the host to say.
         let ceilings = Ceilings::highest();
-        let runtime = Runtime::new(RuntimeConfig { ceilings, ..RuntimeConfig::new(compiler, cache.path().join("compiled")) })?;
+        let runtime = Runtime::new(RuntimeConfig {
+            limits: HostLimits { ceilings, ..HostLimits::default() },
+            ..RuntimeConfig::new(compiler, cache.path().join("compiled"))
+        })?;
         let described = match runtime.prepare(bundle.package()).await {
             Ok(prepared) => prepared.handler(bundle.package()).map(|_| Some(prepared.claim.clone())),
             Err(refusal) => Err(refusal),

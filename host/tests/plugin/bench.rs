@@ -137,7 +137,7 @@ impl Bench {
     /// A variant of it, in a runtime that is set up otherwise.
     pub async fn with(component: &[u8], yaml: &str, set: impl FnOnce(&mut RuntimeConfig)) -> Self {
         let mut config = RuntimeConfig::new(BERTH, cache());
-        config.sandboxes = 80;
+        config.limits.sandboxes = 80;
         set(&mut config);
         let runtime = Runtime::new(config).expect("a runtime");
         let package = package(component, yaml);

@@ -8,10 +8,15 @@ use std::{
 
 use berth_host::{
     package::reason,
-    plugin::{Runtime, RuntimeConfig},
+    plugin::{Runtime, RuntimeConfig, limits::HostLimits},
 };
 
 use crate::bench::*;
+
+/// As few sandboxes as these tests need.
+fn few() -> HostLimits {
+    HostLimits { sandboxes: 8, ..HostLimits::default() }
+}
 
 fn artefact(directory: &std::path::Path) -> PathBuf {
     let mut files = fs::read_dir(directory).expect("a cache").map(|entry| entry.expect("readable").path());
@@ -22,7 +27,7 @@ fn artefact(directory: &std::path::Path) -> PathBuf {
 async fn the_same_bytes_compile_once_and_damaged_artefacts_are_refused() {
     let events = Events::record();
     let directory = tempfile::tempdir().expect("a directory");
-    let config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new(BERTH, directory.path().join("cache")) };
+    let config = RuntimeConfig { limits: few(), ..RuntimeConfig::new(BERTH, directory.path().join("cache")) };
     let cache = config.cache_dir.clone();
     let package = package(relabelled(probe(), "once"), "");
     let compiled = || events.messages().iter().filter(|message| *message == "compiled a plugin").count();
@@ -57,14 +62,14 @@ async fn the_same_bytes_compile_once_and_damaged_artefacts_are_refused() {
 async fn a_component_that_is_too_much_work_is_refused_within_the_bounds() {
     let directory = tempfile::tempdir().expect("a directory");
     let cases: [(fn(&mut RuntimeConfig), _, _); 4] = [
-        (|config| config.compile.cpu = Duration::from_secs(1), 300_000, "more than 1s of CPU (`--compile-cpu`"),
-        (|config| config.compile.memory = 160 << 20, 300_000, "needs more than 160Mi of memory (`--compile-memory`"),
-        (|config| config.compile.wall = Duration::from_millis(300), 300_000, "took more than 300ms (`--compile-time`"),
-        (|config| config.compile.size = 64 << 10, 10, "makes more than 64Ki of machine code (`--compile-size`"),
+        (|config| config.limits.compile.cpu = Duration::from_secs(1), 300_000, "more than 1s of CPU (`--compile-cpu`"),
+        (|config| config.limits.compile.memory = 160 << 20, 300_000, "needs more than 160Mi of memory (`--compile-memory`"),
+        (|config| config.limits.compile.wall = Duration::from_millis(300), 300_000, "took more than 300ms (`--compile-time`"),
+        (|config| config.limits.compile.size = 64 << 10, 10, "makes more than 64Ki of machine code (`--compile-size`"),
     ];
     for (set, blocks, words) in cases {
         let package = package(with_heavy_module(probe(), blocks), "");
-        let mut config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new(BERTH, directory.path().join("cache")) };
+        let mut config = RuntimeConfig { limits: few(), ..RuntimeConfig::new(BERTH, directory.path().join("cache")) };
         set(&mut config);
         let began = Instant::now();
         let runtime = Runtime::new(config).expect("a runtime");
@@ -89,7 +94,7 @@ async fn a_component_that_does_not_validate_is_refused_with_the_reason() {
 #[tokio::test]
 async fn a_missing_compiler_is_the_hosts_fault() {
     let directory = tempfile::tempdir().expect("a directory");
-    let config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new("/nonexistent/berth", directory.path().join("cache")) };
+    let config = RuntimeConfig { limits: few(), ..RuntimeConfig::new("/nonexistent/berth", directory.path().join("cache")) };
     let refusal = Runtime::new(config).expect("a runtime").prepare(&package(probe(), "")).await.err().expect("refused");
     assert_eq!(refusal.reason, reason::HOST_FAILURE);
     assert!(refusal.message.contains("/nonexistent/berth"), "{refusal}");
@@ -99,7 +104,7 @@ async fn a_missing_compiler_is_the_hosts_fault() {
 async fn a_compiler_that_is_killed_is_the_hosts_fault() {
     let directory = tempfile::tempdir().expect("a directory");
     let cache = directory.path().join("cache");
-    let config = RuntimeConfig { sandboxes: 8, ..RuntimeConfig::new(BERTH, cache.clone()) };
+    let config = RuntimeConfig { limits: few(), ..RuntimeConfig::new(BERTH, cache.clone()) };
     let runtime = Runtime::new(config).expect("a runtime");
     let package = package(with_heavy_module(probe(), 300_000), "");
     let kill = async {

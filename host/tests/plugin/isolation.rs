@@ -69,7 +69,7 @@ async fn a_lost_lease_stops_the_run_in_the_middle_and_none_starts_after() {
 
 #[tokio::test]
 async fn a_dropped_run_gives_its_sandbox_back() {
-    let bench = Bench::with(probe(), "", |config| config.sandboxes = 2).await;
+    let bench = Bench::with(probe(), "", |config| config.limits.sandboxes = 2).await;
     for _ in 0..10 {
         let run = bench.run(json!({ "do": "hostblock" }));
         assert!(tokio::time::timeout(Duration::from_millis(30), run).await.is_err());
@@ -79,7 +79,7 @@ async fn a_dropped_run_gives_its_sandbox_back() {
 
 #[tokio::test]
 async fn more_runs_than_sandboxes_wait_for_their_turn() {
-    let bench = Bench::with(probe(), "timeout: 2s", |config| config.sandboxes = 2).await;
+    let bench = Bench::with(probe(), "timeout: 2s", |config| config.limits.sandboxes = 2).await;
     let runs = (0..12).map(|_| bench.run(json!({ "do": "sleep", "ms": 20 })));
     for result in futures::future::join_all(runs).await {
         result.expect("each has its turn");

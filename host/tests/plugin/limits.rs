@@ -60,7 +60,7 @@ async fn sixty_four_deep_recursions_at_once_trap_one_by_one() {
     for failure in futures::future::join_all(calls).await {
         assert!(matches!(&failure, Failure::Trap(cause) if cause.contains("call stack exhausted")), "{failure}");
     }
-    let small = Bench::with(probe(), "", |config| config.stack = 128 << 10).await;
+    let small = Bench::with(probe(), "", |config| config.limits.stack = 128 << 10).await;
     let failure = small.failure(json!({ "do": "deep" })).await;
     assert!(failure.to_string().contains("(the limit is 128Ki, `--stack` of berth run; recurse less)"), "{failure}");
     small.still_works().await;
@@ -154,14 +154,14 @@ async fn a_plugin_without_a_log_runs_as_well() {
 
 #[tokio::test]
 async fn a_run_waits_for_memory_that_others_of_its_plugin_have_and_that_is_not_its_own_time() {
-    let bench = Bench::with(probe(), "memory: 32Mi\ntimeout: 1s", |config| config.sandbox_memory = 128 << 20).await;
+    let bench = Bench::with(probe(), "memory: 32Mi\ntimeout: 1s", |config| config.limits.sandbox_memory = 128 << 20).await;
     let began = Instant::now();
     let runs = (0..6).map(|_| bench.run(json!({ "do": "sleep", "ms": 500 })));
     for result in futures::future::join_all(runs).await {
         result.expect("each has its own second");
     }
     assert!(began.elapsed() >= Duration::from_millis(1500), "two at once, as half of the host's memory is for one plugin");
-    let prepared = prepare_in(|config| config.sandbox_memory = 128 << 20).await;
+    let prepared = prepare_in(|config| config.limits.sandbox_memory = 128 << 20).await;
     let refusal = prepared.handler(&package(probe(), "memory: 65Mi")).err().expect("refused");
     assert!(refusal.message.contains("the 64Mi that is half of `--sandbox-memory`"), "{refusal}");
 }
@@ -267,8 +267,8 @@ async fn log_lines_cannot_forge_others_and_name_their_speaker() {
 #[tokio::test]
 async fn a_host_gives_no_more_than_its_flags_say() {
     let mut config = berth_host::plugin::RuntimeConfig::new(BERTH, cache());
-    config.ceilings.max_memory = 64 << 20;
-    config.ceilings.max_component = 1 << 20;
+    config.limits.ceilings.max_memory = 64 << 20;
+    config.limits.ceilings.max_component = 1 << 20;
     let runtime = berth_host::plugin::Runtime::new(config).expect("a runtime");
     let prepared = runtime.prepare(&package(probe(), "")).await.expect("accepted");
     assert!(prepared.handler(&package(probe(), "memory: 64Mi")).is_ok());

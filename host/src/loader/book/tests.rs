@@ -35,6 +35,20 @@ fn version(code: &str) -> Arc<Loaded> {
     Arc::new(Loaded { version, delivery, config: Config::default(), claim, handler: Arc::new(handler) })
 }
 
+/// One that claims another API version of the kind, which is not served before [`serve_v0`].
+fn of_v0(code: &str) -> Arc<Loaded> {
+    let mut claim = Claim::full();
+    claim.reconciles.version = "v0".into();
+    Arc::new(Loaded { claim: Arc::new(claim), ..Arc::into_inner(version(code)).expect("one owner") })
+}
+
+fn serve_v0(facts: &mut Facts) {
+    let mut definition = crd::definition("crd");
+    definition["spec"]["versions"][1]["served"] = true.into();
+    definition["spec"]["versions"][1]["subresources"] = serde_json::json!({ "status": {} });
+    facts.crds.apply(&crd::object(&definition));
+}
+
 fn refused(code: &str) -> Finished {
     Err(Refused { digest: Some(Digest::of(code.as_bytes())), refusal: Refusal::new(reason::COMPILE_FAILED, "It is broken.") })
 }
@@ -301,16 +315,10 @@ fn a_version_that_failed_its_trial_is_not_tried_again_and_another_one_is() {
 #[test]
 fn a_version_of_another_api_version_takes_over_without_a_trial() {
     let (mut book, mut facts) = (Book::default(), facts());
-    let mut definition = crd::definition("crd");
-    definition["spec"]["versions"][1]["served"] = true.into();
-    definition["spec"]["versions"][1]["subresources"] = serde_json::json!({ "status": {} });
-    facts.crds.apply(&crd::object(&definition));
+    serve_v0(&mut facts);
     book.load("p", 1, Ok(version("1")));
     versions(&mut book, &facts);
-    let mut claim = Claim::full();
-    claim.reconciles.version = "v0".into();
-    let next = Loaded { claim: Arc::new(claim), ..Arc::into_inner(version("2")).expect("one owner") };
-    book.load("p", 2, Ok(Arc::new(next)));
+    book.load("p", 2, Ok(of_v0("2")));
     assert!(versions(&mut book, &facts).candidate.is_none());
     assert_eq!(book.serving(&facts), code("p", "2"));
 }
@@ -424,16 +432,10 @@ fn a_version_that_never_served_does_not_begin_to_after_a_later_one_was_delivered
     let (mut book, mut facts) = (Book::default(), facts());
     book.load("p", 1, Ok(version("1")));
     versions(&mut book, &facts);
-    let mut claim = Claim::full();
-    claim.reconciles.version = "v0".into();
-    let next = Loaded { claim: Arc::new(claim), ..Arc::into_inner(version("2")).expect("one owner") };
-    book.load("p", 2, Ok(Arc::new(next)));
+    book.load("p", 2, Ok(of_v0("2")));
     assert_eq!(book.reason("p", &facts), Some(reason::VERSION_NOT_SERVED));
     book.load("p", 3, refused("3"));
-    let mut definition = crd::definition("crd");
-    definition["spec"]["versions"][1]["served"] = true.into();
-    definition["spec"]["versions"][1]["subresources"] = serde_json::json!({ "status": {} });
-    facts.crds.apply(&crd::object(&definition));
+    serve_v0(&mut facts);
     assert_eq!(book.serving(&facts), code("p", "1"));
 }
 

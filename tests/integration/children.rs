@@ -9,7 +9,7 @@ use berth_tests::{
     host::{Flags, Host},
     proxy::{Effect, Rule, Verb},
     resource::Resource,
-    stage::{SOON, Stage, probe},
+    stage::{SOON, Stage, letters, probe, probing},
 };
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
@@ -21,11 +21,9 @@ const CONFIG: &str = "serviceAccountName: maker\nbackoff: {base: 100ms, max: 1s}
 
 /// Phases as a Deployment would have: an object is settled when it is `Done`, and its children live on.
 fn claim() -> Value {
-    json!({
-        "owns": ["ConfigMap"],
-        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
-        "deadLetter": {"after": 1, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-    })
+    let mut claim = letters(1);
+    claim["owns"] = json!(["ConfigMap"]);
+    claim
 }
 
 /// A host with a probe that owns ConfigMaps, and every grant that this takes.
@@ -39,10 +37,7 @@ async fn making_with(cluster: &Cluster, config: &str) -> Host {
 }
 
 async fn serving(cluster: &Cluster, config: &str) -> Host {
-    let version = cluster.push("probe", &probe(&claim()), config).await;
-    let host = Host::start(cluster, "host", &Flags::default()).await;
-    cluster.until_serving("probe", &version).await;
-    host
+    probing(cluster, &probe(&claim()), config).await
 }
 
 fn child(name: &str, data: Value) -> Value {

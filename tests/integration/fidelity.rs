@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, time::Duration};
 use berth_tests::{
     cluster::Cluster,
     eventually::{always, eventually},
-    host::{Flags, Host},
+    host::Host,
     proxy::Entry,
     resource::Resource,
-    stage::{SOON, Stage, probe},
+    stage::{SOON, Stage, letters, probe, probing},
 };
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -16,17 +16,13 @@ use serde_json::{Value, json};
 const LABEL: &str = "workqueue.acme.io/phase";
 
 fn claim() -> Value {
-    json!({
-        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"], "mirrorLabel": LABEL},
-        "deadLetter": {"after": 1, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-    })
+    let mut claim = letters(1);
+    claim["progress"]["mirrorLabel"] = LABEL.into();
+    claim
 }
 
 async fn serving(cluster: &Cluster) -> Host {
-    let version = cluster.push("probe", &probe(&claim()), "").await;
-    let host = Host::start(cluster, "host", &Flags::default()).await;
-    cluster.until_serving("probe", &version).await;
-    host
+    probing(cluster, &probe(&claim()), "").await
 }
 
 /// Creates an object with these annotations.

@@ -8,7 +8,7 @@ use berth_tests::{
     host::{Flags, Host},
     proxy::{Answer, Effect, Outcome, Rule, Seen, Verb},
     resource::Resource,
-    stage::{SOON, probe},
+    stage::{SOON, letters, probe, probing},
 };
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
@@ -17,18 +17,13 @@ const KIND: &str = "Probe.probe.acme.io";
 const QUICK: &str = "backoff: {base: 100ms, max: 1s}\n";
 
 fn claim(finalizer: bool) -> Value {
-    json!({
-        "finalizer": finalizer,
-        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
-        "deadLetter": {"after": 1, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-    })
+    let mut claim = letters(1);
+    claim["finalizer"] = finalizer.into();
+    claim
 }
 
 async fn serving(cluster: &Cluster) -> Host {
-    let version = cluster.push("probe", &probe(&claim(true)), QUICK).await;
-    let host = Host::start(cluster, "host", &Flags::default()).await;
-    cluster.until_serving("probe", &version).await;
-    host
+    probing(cluster, &probe(&claim(true)), QUICK).await
 }
 
 /// Asks for a deletion, and does not wait for it.

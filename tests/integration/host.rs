@@ -8,7 +8,7 @@ use berth_tests::{
     eventually::{always, eventually},
     host::{Flags, Host},
     resource::Resource,
-    stage::{SOON, Stage, guest, probe},
+    stage::{self, SOON, Stage, guest, letters, probe},
 };
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
@@ -21,10 +21,7 @@ async fn withdraw(cluster: &Cluster, name: &str) {
 
 /// A probe that serves its own kind, on a host that is ready.
 async fn probing(cluster: &Cluster) -> Host {
-    let version = cluster.push("probe", &probe(&json!({})), "timeout: 3s\ncpu: 500ms\n").await;
-    let host = Host::start(cluster, "host", &Flags::default()).await;
-    cluster.until_serving("probe", &version).await;
-    host
+    stage::probing(cluster, &probe(&json!({})), "timeout: 3s\ncpu: 500ms\n").await
 }
 
 fn digest(plugin: &Value) -> String {
@@ -331,13 +328,7 @@ async fn a_folder_of_plugins_serves_and_a_symlink_swap_reloads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outcome_that_cannot_be_taken_is_a_sentence_and_not_a_loop() {
     let cluster = Cluster::shared().await;
-    let claim = json!({
-        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
-        "deadLetter": {"after": 1, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-    });
-    let version = cluster.push("probe", &probe(&claim), "").await;
-    let host = Host::start(&cluster, "host", &Flags::default()).await;
-    cluster.until_serving("probe", &version).await;
+    let host = stage::probing(&cluster, &probe(&letters(1)), "").await;
     for (what, words) in [("deepjson", "64"), ("badlabel", "elsewhere.io/phase"), ("trap", "trap")] {
         cluster.create(Resource::PROBE, what, json!({"do": what})).await;
         let object = cluster.until_phase(Resource::PROBE, what, "Failed", SOON).await;

@@ -51,9 +51,7 @@ async fn a_dead_letter_is_tried_again_by_hand() {
 async fn a_dead_letter_is_tried_again_by_a_new_version_if_its_plugin_yaml_says_so() {
     let stage = Stage::shared().await;
     let _host = stage.report_host(QUICK).await;
-    stage.exporter.control(Behaviour::fail(503).only("broken"));
-    stage.job("bad", "broken", 0).await;
-    stage.until_job("bad", "Failed").await;
+    stage.dead_letter("bad").await;
     stage.exporter.behave();
     let next = stage.push_report_job_as("report_job_v2", &format!("redrive: true\n{QUICK}")).await;
     stage.cluster.until_plugin("report-job", &next, |plugin| ready_reason(plugin) == "OnTrial").await;
@@ -89,9 +87,7 @@ async fn what_was_given_up_on_without_a_field_for_it_is_remembered_after_a_resta
 async fn a_dead_letter_is_left_alone_by_a_new_version_that_does_not_say_otherwise() {
     let stage = Stage::shared().await;
     let _host = stage.report_host(QUICK).await;
-    stage.exporter.control(Behaviour::fail(503).only("broken"));
-    stage.job("bad", "broken", 0).await;
-    stage.until_job("bad", "Failed").await;
+    stage.dead_letter("bad").await;
     stage.exporter.behave();
     let next = stage.push_report_job_as("report_job_v2", QUICK).await;
     stage.cluster.until_plugin("report-job", &next, |plugin| ready_reason(plugin) == "OnTrial").await;

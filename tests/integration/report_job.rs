@@ -245,9 +245,7 @@ async fn a_job_whose_time_is_moved_forward_runs_then() {
 async fn an_edit_reopens_a_failed_job_and_is_refused_for_a_done_one() {
     let stage = Stage::shared().await;
     let _host = stage.report_host(QUICK).await;
-    stage.exporter.control(Behaviour::fail(503).only("broken"));
-    stage.job("job", "broken", 0).await;
-    stage.until_job("job", "Failed").await;
+    stage.dead_letter("job").await;
     stage.exporter.control(Behaviour::hold(Hold::Before).only("sales"));
     stage.cluster.patch(Resource::JOB, "job", json!({"spec": {"report": "sales"}})).await;
     let reopened = stage.until_job("job", "Pending").await;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use berth_tests::{
     cluster::Cluster,
-    host::{Flags, Host},
+    host::Host,
     resource::Resource,
-    stage::{SOON, probe},
+    stage::{SOON, probing, settling},
 };
 use serde_json::{Value, json};
 
@@ -23,13 +23,7 @@ fn statuses(host: &Host, name: &str) -> Vec<(Duration, Value)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_object_is_run_after_1_2_and_4_seconds_whatever_is_written_and_anew_after_a_success() {
     let cluster = Cluster::shared().await;
-    let claim = json!({
-        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
-        "deadLetter": {"after": 5, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-    });
-    let version = cluster.push("probe", &probe(&claim), "").await;
-    let host = Host::start(&cluster, "host", &Flags::default()).await;
-    cluster.until_serving("probe", &version).await;
+    let host = probing(&cluster, &settling(), "").await;
     cluster.create(Resource::PROBE, "p", json!({"do": "flaky", "fails": 3})).await;
     cluster.until(Resource::PROBE, "p", SOON, |object| object["status"]["retries"] == 2).await;
     // While it waits out its backoff, others write too: metadata of theirs, and a field of theirs in its status.

@@ -8,7 +8,7 @@ use berth_tests::{
     eventually::{eventually, scaled},
     host::{Flags, Host},
     resource::Resource,
-    stage::{SOON, Stage, probe},
+    stage::{SOON, Stage, letters, probe, probing},
 };
 use futures::StreamExt;
 use serde_json::json;
@@ -90,13 +90,7 @@ async fn a_compiler_at_work_beside_many_objects_costs_no_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_that_fail_again_and_again_are_one_event_for_each_change_of_state() {
     let cluster = Cluster::shared().await;
-    let claim = json!({
-        "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
-        "deadLetter": {"after": 6, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-    });
-    let version = cluster.push("probe", &probe(&claim), "backoff: {base: 100ms, max: 200ms}\n").await;
-    let host = Host::start(&cluster, "host", &Flags::default()).await;
-    cluster.until_serving("probe", &version).await;
+    let host = probing(&cluster, &probe(&letters(6)), "backoff: {base: 100ms, max: 200ms}\n").await;
     let count = scaled(30, 1000);
     // Every other one has something new to say with each failure.
     let what = |name: &str| if name.ends_with(['1', '3', '5', '7', '9']) { "flakyevents" } else { "flaky" };

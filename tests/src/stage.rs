@@ -5,6 +5,7 @@ use std::{process::Command, time::Duration};
 use serde_json::{Value, json};
 
 use crate::{
+    behaviour::Behaviour,
     cluster::Cluster,
     exporter::Exporter,
     gateway::Gateway,
@@ -111,6 +112,13 @@ impl Stage {
         self.cluster.until_phase(Resource::JOB, name, phase, SOON)
     }
 
+    /// A job for a report that cannot be made, once it is a dead letter. The exporter goes on failing to make it.
+    pub async fn dead_letter(&self, name: &str) {
+        self.exporter.control(Behaviour::fail(503).only("broken"));
+        self.job(name, "broken", 0).await;
+        self.until_job(name, "Failed").await;
+    }
+
     /// What a key of the object contains, and of no other.
     pub fn key(&self, name: &str) -> String {
         format!("/{}/{name}/", self.cluster.namespace())
@@ -146,10 +154,15 @@ pub fn guest(name: &str) -> Vec<u8> {
 
 /// A probe that settles and dead-letters.
 pub fn settling() -> Vec<u8> {
-    probe(&json!({
+    probe(&letters(5))
+}
+
+/// A claim of objects that are settled in two phases, one of which is a dead letter: at this failure.
+pub fn letters(after: u32) -> Value {
+    json!({
         "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
-        "deadLetter": {"after": 5, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-    }))
+        "deadLetter": {"after": after, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
+    })
 }
 
 /// The probe with this claim. The claim lies in a slot of the component's bytes, which is as long as it is.

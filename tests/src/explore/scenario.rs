@@ -10,7 +10,7 @@ use crate::{
     cluster::ready_reason,
     eventually::eventually,
     resource::Resource,
-    stage::{guest, probe},
+    stage::{guest, letters, probe},
     workspace,
 };
 
@@ -82,11 +82,8 @@ pub const CHILDREN: Scenario = Scenario {
     replicas: 1,
     prepare: |world| {
         async {
-            let claim = json!({
-                "owns": ["ConfigMap"], "finalizer": true,
-                "progress": {"phaseField": "status.phase", "settled": ["Done", "Failed"]},
-                "deadLetter": {"after": 5, "phase": "Failed", "retriesField": "status.retries", "messageField": "status.message"},
-            });
+            let mut claim = letters(5);
+            (claim["owns"], claim["finalizer"]) = (json!(["ConfigMap"]), true.into());
             grant_children(&world.stage.cluster).await;
             world.stage.cluster.push("probe", &probe(&claim), &format!("serviceAccountName: maker\n{QUICK}")).await;
         }

@@ -216,6 +216,33 @@ async fn an_object_of_somebody_else_is_not_taken_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_object_that_somebody_else_makes_at_the_same_time_is_given_back() {
+    let cluster = Cluster::shared().await;
+    let host = making(&cluster).await;
+    let apply = host.proxy.rule(Rule::on(Verb::Patch, Effect::Hold).path("/configmaps/c").times(1));
+    cluster.create(Resource::PROBE, "p", wants([child("c", json!({"a": "1"}))])).await;
+    apply.reached(1).await;
+    // Without a field that both want to be different, which the API server would tell.
+    let mut theirs = child("c", json!({"theirs": "1"}));
+    theirs["metadata"]["namespace"] = cluster.namespace().into();
+    cluster.install([theirs]).await;
+    let mut before = cluster.get(Resource::CONFIG_MAP, "c").await;
+    apply.release();
+    until_told(&cluster, "p", "ChildExists", &["ConfigMap", "/c exists already"]).await;
+    let mut after = cluster.get(Resource::CONFIG_MAP, "c").await;
+    for object in [&mut before, &mut after] {
+        object["metadata"]["resourceVersion"].take();
+    }
+    assert_eq!(after, before);
+    cluster.api(Resource::PROBE).delete("p", &DeleteParams::default()).await.expect("deleted");
+    always(Duration::from_secs(2), async || match cluster.api(Resource::CONFIG_MAP).get_opt("c").await {
+        Ok(Some(object)) if object.metadata.deletion_timestamp.is_none() => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_rule_is_a_sentence_while_the_neighbour_goes_on_and_heals_when_it_is_granted() {
     let stage = Stage::shared().await;
     let cluster = &stage.cluster;

@@ -8,7 +8,7 @@ use std::{
 
 use http::{Method, StatusCode};
 use kube::Client;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::AbortHandle;
 
 use super::{
@@ -21,8 +21,8 @@ use crate::{
     account::{Account, Accounts, Actor, Unusable},
     claim::Claim,
     fence::Fence,
-    object::{GroupKind, Kind, Object},
-    status::{WriteError, Writer},
+    object::{GroupKind, Kind, Object, ObjectKey},
+    status::{Reply, WriteError, Writer},
     watch::{self, Change, Store, Target},
 };
 
@@ -109,7 +109,7 @@ impl Brood {
         let store = Arc::new(Store::default());
         let owner = self.owner.group_kind();
         let label_selector = Some(format!("{OWNER_KIND}={}", owner.mark()));
-        let target = Target { path: kind.collection_path(namespace), label_selector, watch_timeout };
+        let target = Target { path: kind.collection_path(namespace), label_selector, watch_timeout, page: watch::PAGE };
         let on = follow(owner, kind.group_kind(), self.families.clone(), on_drift.clone());
         let informer = inform(self.accounts.clone(), actor.clone(), self.client.clone(), target, store.clone(), on);
         self.tasks.push(tokio::spawn(informer).abort_handle());
@@ -230,11 +230,9 @@ impl Brood {
             // It may exist without being known, as it is somebody else's: applying would take it over, and delete it with the owner.
             None => self.read(account, child, fence).await?.map(Arc::new),
         };
-        let Some(live) = live else { return self.patch(account, owner, child, false, fence).await };
+        let Some(live) = live else { return self.create(account, owner, child, fence).await };
         if !belongs(&live, &owner.uid, child) {
-            let sentence =
-                format!("{child} exists already and does not belong to this object: delete it, or let the handler choose another name");
-            return Err(Hindrance::new("ChildExists", sentence).into());
+            return Err(exists(child));
         }
         // What is being deleted is made anew once it is gone.
         if live.deleting || is_applied(&live, child) {
@@ -254,14 +252,38 @@ impl Brood {
         }
     }
 
-    async fn patch(&self, account: &Account, owner: &Object, child: &Child, force: bool, fence: &Fence) -> Result<bool, Unapplied> {
-        let path = format!("{}?fieldManager={}&force={force}", child.kind.object_path(&child.key), self.manager);
-        let reply = self.writer(account).exchange(Method::PATCH, &path, Some((APPLY_PATCH, &child.document)), fence).await?;
-        if !reply.status.is_success() {
-            return Err(Unapplied::of(&reply, account, "patch", &child.kind, &child.key));
+    /// Makes a child that was not there a moment ago. An apply takes over what somebody else has made since, as it cannot be told to
+    /// create only; its answer says which it did.
+    async fn create(&self, account: &Account, owner: &Object, child: &Child, fence: &Fence) -> Result<bool, Unapplied> {
+        let reply = self.send(account, child, &child.document, false, fence).await?;
+        if reply.status == StatusCode::CREATED {
+            return self.applied(owner, child, &reply);
         }
+        // Applying nothing gives back all that the manager owns alone: owner reference, labels and fields that they did not have.
+        let ObjectKey { namespace, name } = &child.key;
+        let mut nothing = json!({ "apiVersion": child.kind.api_version(), "kind": child.kind.kind, "metadata": { "name": **name } });
+        if let Some(namespace) = namespace {
+            nothing["metadata"]["namespace"] = (**namespace).into();
+        }
+        self.send(account, child, &nothing, false, fence).await?;
+        tracing::warn!(child = %child, "somebody else made a child at the same time; it was given back");
+        Err(exists(child))
+    }
+
+    async fn patch(&self, account: &Account, owner: &Object, child: &Child, force: bool, fence: &Fence) -> Result<bool, Unapplied> {
+        let reply = self.send(account, child, &child.document, force, fence).await?;
+        self.applied(owner, child, &reply)
+    }
+
+    async fn send(&self, account: &Account, child: &Child, document: &Value, force: bool, fence: &Fence) -> Result<Reply, Unapplied> {
+        let path = format!("{}?fieldManager={}&force={force}", child.kind.object_path(&child.key), self.manager);
+        let reply = self.writer(account).exchange(Method::PATCH, &path, Some((APPLY_PATCH, document)), fence).await?;
+        if reply.status.is_success() { Ok(reply) } else { Err(Unapplied::of(&reply, account, "patch", &child.kind, &child.key)) }
+    }
+
+    fn applied(&self, owner: &Object, child: &Child, reply: &Reply) -> Result<bool, Unapplied> {
         let object = Arc::new(reply.object(false)?);
-        tracing::debug!(child = %child, force, "child applied");
+        tracing::debug!(child = %child, "child applied");
         self.families().keep(owner, child, &object);
         Ok(true)
     }
@@ -283,6 +305,11 @@ impl Brood {
             _ => Err(Unapplied::of(&reply, account, "delete", kind, key)),
         }
     }
+}
+
+fn exists(child: &Child) -> Unapplied {
+    let sentence = format!("{child} exists already and does not belong to this object: delete it, or let the handler choose another name");
+    Hindrance::new("ChildExists", sentence).into()
 }
 
 fn soon(cause: String) -> Unapplied {

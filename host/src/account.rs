@@ -121,7 +121,7 @@ impl Accounts {
     /// Keeps up with the cluster until it is dropped.
     pub async fn run(self: Arc<Self>, client: Client, watch_timeout: Duration) -> Infallible {
         let path = format!("/api/v1/namespaces/{}/serviceaccounts", self.namespace);
-        let target = Target { path, label_selector: Some(format!("{LABEL}=true")), watch_timeout };
+        let target = Target { path, label_selector: Some(format!("{LABEL}=true")), watch_timeout, page: informer::PAGE };
         let accounts = self.clone();
         let following = informer::run(client.clone(), target, self.labelled.clone(), move |_| accounts.changed());
         let ((), never) = tokio::join!(self.know_own(client), following);

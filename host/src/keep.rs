@@ -109,7 +109,8 @@ impl Keeper {
                 other => drop(other?),
             }
         }
-        api.create(&PostParams::default(), &config_map(name, keep)).await.map(drop)
+        let config_map = config_map(name, keep).map_err(|error| kube::Error::Service(error.into()))?;
+        api.create(&PostParams::default(), &config_map).await.map(drop)
     }
 }
 
@@ -122,7 +123,7 @@ fn rolled_back(keep: &Keep) -> Option<String> {
     (!keep.rolled_back.is_empty()).then(|| text(&keep.rolled_back))
 }
 
-fn config_map(name: &str, keep: &Keep) -> ConfigMap {
+fn config_map(name: &str, keep: &Keep) -> std::io::Result<ConfigMap> {
     let Keep { version, delivery, owner, .. } = keep;
     let reference = |uid: &String| OwnerReference {
         api_version: "v1".into(),
@@ -132,14 +133,15 @@ fn config_map(name: &str, keep: &Keep) -> ConfigMap {
         ..OwnerReference::default()
     };
     let (mut data, mut binary) = (BTreeMap::new(), BTreeMap::new());
-    for (file, bytes) in &delivery.files {
-        match std::str::from_utf8(bytes) {
+    for (file, content) in &delivery.files {
+        let bytes = content.read()?;
+        match std::str::from_utf8(&bytes) {
             Ok(text) if file == CONFIG_FILE => drop(data.insert(file.clone(), text.to_owned())),
             _ => drop(binary.insert(file.clone(), ByteString(bytes.to_vec()))),
         }
     }
     let rolled_back = rolled_back(keep).map(|text| (ROLLED_BACK.to_owned(), text));
-    ConfigMap {
+    Ok(ConfigMap {
         metadata: ObjectMeta {
             name: Some(kept_name(name)),
             labels: Some([(LABEL.to_owned(), STABLE.to_owned())].into()),
@@ -150,5 +152,5 @@ fn config_map(name: &str, keep: &Keep) -> ConfigMap {
         data: Some(data),
         binary_data: Some(binary),
         immutable: Some(true),
-    }
+    })
 }

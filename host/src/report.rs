@@ -103,7 +103,7 @@ impl Reporter {
         let store = Arc::new(Store::default());
         let changed = Arc::new(Notify::new());
         let path = plugin_kind().collection_path(Some(&self.namespace));
-        let target = Target { path, label_selector: None, watch_timeout: self.watch_timeout };
+        let target = Target { path, label_selector: None, watch_timeout: self.watch_timeout, page: crate::watch::PAGE };
         let written = Arc::new(Written::default());
         let (notify, known) = (changed.clone(), written.clone());
         let informer = crate::watch::run(self.client.clone(), target, store.clone(), move |change| {

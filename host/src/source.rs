@@ -6,12 +6,14 @@
 //! # Guarantees
 //! A delivery is the whole plugin as it is at one moment. What changes quickly may be seen as one change, the last.
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::package::Version;
 
+pub use content::{Content, Shelf};
+
 pub mod configmap;
+mod content;
 pub mod directory;
 
 /// What happened in a source.
@@ -57,7 +59,7 @@ pub struct Delivery {
     /// Changes with the content: the resourceVersion of the ConfigMap, or a stamp of the files.
     pub version: String,
     /// Name and content of each file.
-    pub files: Vec<(String, Bytes)>,
+    pub files: Vec<(String, Content)>,
 }
 
 /// The stable version of a plugin, as the host keeps it in a ConfigMap of its own.
@@ -74,7 +76,7 @@ pub struct Kept {
     /// The versions that are not to be tried again, the last one last.
     pub rolled_back: Vec<RolledBack>,
     /// Name and content of each file.
-    pub files: Vec<(String, Bytes)>,
+    pub files: Vec<(String, Content)>,
 }
 
 /// A version that is not to be tried again.
@@ -86,6 +88,15 @@ pub struct RolledBack {
     pub version: Version,
     /// The end of a sentence.
     pub why: String,
+}
+
+impl Change {
+    /// Frees the memory of what it delivers.
+    fn lay_down(&mut self, shelf: &Shelf) {
+        if let Self::Delivered(Delivery { files, .. }) | Self::Kept(Kept { files, .. }) = self {
+            shelf.lay_down(files);
+        }
+    }
 }
 
 impl Kept {

@@ -33,10 +33,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::{sync::watch, time::Instant};
 
-use crate::object::{Object, ObjectKey, newer};
+use crate::{
+    memory,
+    object::{Object, ObjectKey, newer},
+};
 
-/// Objects of a page of the initial list. Small enough that a page of large objects is a few megabytes.
-const PAGE: u32 = 500;
+/// Objects of a page of a list, where they are of the usual size: a page of large ones is a few megabytes.
+pub const PAGE: u32 = 500;
 /// What the server is given beyond the time that a watch may stay open, before the connection is taken for dead.
 const SILENCE: Duration = Duration::from_secs(30);
 /// Silence that is longer than any watch that works: servers send bookmarks about once a minute, and end a watch in time.
@@ -65,6 +68,8 @@ pub struct Target {
     pub label_selector: Option<String>,
     /// How long the server is asked to keep a watch open.
     pub watch_timeout: Duration,
+    /// How many objects of a list are asked for at a time.
+    pub page: u32,
 }
 
 /// A change of the store.
@@ -376,7 +381,8 @@ impl Informer {
 
     async fn list(&self, on: &mut impl FnMut(Change)) -> Result<String, Ended> {
         let mut listed = HashSet::new();
-        let mut params = ListParams { limit: Some(PAGE), label_selector: self.target.label_selector.clone(), ..ListParams::default() };
+        let mut params =
+            ListParams { limit: Some(self.target.page), label_selector: self.target.label_selector.clone(), ..ListParams::default() };
         let version = loop {
             let request =
                 Request::new(&self.target.path).list(&params).map_err(|error| self.failed("list", kube::Error::BuildRequest(error)))?;
@@ -399,6 +405,7 @@ impl Informer {
         };
         self.store.retain(&listed, &version).into_iter().for_each(&mut *on);
         self.store.note(|health| health.synced = true);
+        memory::burst();
         on(Change::Synced);
         Ok(version)
     }

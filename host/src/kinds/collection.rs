@@ -53,6 +53,7 @@ impl Collection {
                 path: kind.collection_path(namespace.as_deref()),
                 label_selector: Some(label_selector.to_owned()).filter(|selector| !selector.is_empty()),
                 watch_timeout: scope.watch_timeout,
+                page: watch::PAGE,
             };
             let task = watch::run(client.clone(), target, store.clone(), on.clone());
             collection.tasks.push(tokio::spawn(task).abort_handle());

@@ -3,14 +3,13 @@
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use k8s_openapi::ByteString;
 use kube::Client;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{Change, Delivery, Kept, Place, RolledBack};
+use super::{Change, Content, Delivery, Kept, Place, RolledBack, Shelf};
 use crate::{
     object::Object,
     package::Version,
@@ -19,6 +18,8 @@ use crate::{
 
 /// A ConfigMap with this label set to `true` is a plugin; with [`STABLE`] it is the host's own, and holds the stable version of one.
 pub const LABEL: &str = "berth.acme.io/plugin";
+/// ConfigMaps of a page of the list: each may have 1.4 MB of text.
+const PAGE: u32 = 8;
 /// See [`LABEL`].
 pub const STABLE: &str = "stable";
 /// Annotation of a kept version: which one it is, as JSON.
@@ -37,12 +38,14 @@ pub fn run(
     namespace: &str,
     watch_timeout: Duration,
     store: Arc<Store>,
+    shelf: Shelf,
     changes: mpsc::UnboundedSender<Change>,
 ) -> impl Future<Output = Infallible> + use<> {
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let target = Target { path, label_selector: Some(format!("{LABEL} in (true, {STABLE})")), watch_timeout };
+    let target = Target { path, label_selector: Some(format!("{LABEL} in (true, {STABLE})")), watch_timeout, page: PAGE };
     watch::run(client, target, store, move |change| {
-        for change in translate(change) {
+        for mut change in translate(change) {
+            change.lay_down(&shelf);
             // Without a loader the process is about to end.
             let _ = changes.send(change);
         }
@@ -68,8 +71,8 @@ fn translate(change: watch::Change) -> Vec<Change> {
 
 fn read(object: &Object) -> serde_json::Result<Change> {
     let ConfigMap { metadata, data, binary_data } = serde_json::from_str(&object.json)?;
-    let text = data.unwrap_or_default().into_iter().map(|(file, text)| (file, Bytes::from(text)));
-    let binary = binary_data.unwrap_or_default().into_iter().map(|(file, ByteString(bytes))| (file, Bytes::from(bytes)));
+    let text = data.unwrap_or_default().into_iter().map(|(file, text)| (file, Content::from(text)));
+    let binary = binary_data.unwrap_or_default().into_iter().map(|(file, ByteString(bytes))| (file, Content::from(bytes)));
     let files = text.chain(binary).collect();
     if metadata.labels.get(LABEL).is_some_and(|label| label == STABLE) {
         return kept(object, metadata, files).map(Change::Kept);
@@ -84,7 +87,7 @@ fn read(object: &Object) -> serde_json::Result<Change> {
     }))
 }
 
-fn kept(object: &Object, metadata: Metadata, files: Vec<(String, Bytes)>) -> serde_json::Result<Kept> {
+fn kept(object: &Object, metadata: Metadata, files: Vec<(String, Content)>) -> serde_json::Result<Kept> {
     let Metadata { annotations, owner_references, .. } = metadata;
     let missing = |what: &str| serde::de::Error::custom(format!("a stable version without {what}"));
     let version: Version = serde_json::from_str(annotations.get(VERSION).ok_or_else(|| missing("the annotation berth.acme.io/version"))?)?;
@@ -150,7 +153,7 @@ mod tests {
             uid: Some("u".into()),
             created: "2026-01-02T03:04:05Z".into(),
             version: "7".into(),
-            files: vec![("plugin.yaml".into(), Bytes::from_static(b"paused: true")), ("plugin.wasm".into(), Bytes::from_static(b"\0asm"))],
+            files: vec![("plugin.yaml".into(), Content::from("paused: true")), ("plugin.wasm".into(), Content::from("\0asm"))],
         };
         assert_eq!(translate(watch::Change::Applied { old: None, new: new.clone(), listed: true }), [Change::Delivered(expected)]);
         let withdrawn = Change::Withdrawn { place: Place::ConfigMap, name: "p".into() };
@@ -189,7 +192,7 @@ mod tests {
             owner: Some("owner".into()),
             version: version(b"1"),
             rolled_back: vec![rolled_back.clone()],
-            files: vec![("plugin.wasm".into(), Bytes::from_static(b"\0asm"))],
+            files: vec![("plugin.wasm".into(), Content::from("\0asm"))],
         };
         let parse = |text: serde_json::Value| read(&Object::parse(&text.to_string()).expect("parses"));
         for annotation in [serde_json::json!(rolled_back), serde_json::json!([rolled_back])] {

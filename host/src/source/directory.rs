@@ -24,22 +24,23 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{Change, Delivery, Place};
+use super::{Change, Content, Delivery, Place, Shelf};
 use crate::package::{CONFIG_FILE, Digest, Encoding, MAX_COMPONENT, ceiling};
 
 /// How often the folder is read.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Sends the changes of a folder until nobody receives them any more.
-pub async fn run(directory: PathBuf, changes: mpsc::UnboundedSender<Change>) {
+pub async fn run(directory: PathBuf, shelf: Shelf, changes: mpsc::UnboundedSender<Change>) {
     let mut folder = Folder::default();
     let mut ticks = tokio::time::interval(POLL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let path = directory.clone();
+        let (path, shelf) = (directory.clone(), shelf.clone());
         let polled = tokio::task::spawn_blocking(move || {
-            let changes = folder.poll(&path);
+            let mut changes = folder.poll(&path);
+            changes.iter_mut().for_each(|change| change.lay_down(&shelf));
             (folder, changes)
         });
         let seen;
@@ -115,8 +116,8 @@ impl Folder {
 
     /// The plugin's content; none where it changed while it was read, so that the next poll decides.
     fn read(&mut self, name: &str, files: &Files) -> Option<Change> {
-        let contents: Vec<(String, Bytes)> =
-            files.iter().map(|(file, stamp)| Ok((file.clone(), read_capped(&stamp.path)?))).collect::<io::Result<_>>().ok()?;
+        let contents: Vec<(String, Content)> =
+            files.iter().map(|(file, stamp)| Ok((file.clone(), read_capped(&stamp.path)?.into()))).collect::<io::Result<_>>().ok()?;
         if files.values().any(|stamp| Stamp::of(&stamp.path).as_ref() != Some(stamp)) {
             return None;
         }
@@ -210,7 +211,10 @@ mod tests {
     fn polled(folder: &mut Folder, directory: &Path) -> Vec<String> {
         let show = |change| match change {
             Change::Delivered(Delivery { name, files, .. }) => {
-                let files: Vec<_> = files.iter().map(|(file, bytes)| format!("{file}={}", String::from_utf8_lossy(bytes))).collect();
+                let files: Vec<_> = files
+                    .iter()
+                    .map(|(file, content)| format!("{file}={}", String::from_utf8_lossy(&content.read().expect("in memory"))))
+                    .collect();
                 format!("{name}[{}]", files.join(" "))
             }
             Change::Withdrawn { name, .. } => format!("-{name}"),

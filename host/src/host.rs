@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use futures::FutureExt;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -27,11 +28,12 @@ use crate::{
     keep::Keeper,
     lease,
     loader::{self, Loader, Standings, access},
+    memory,
     metrics::Metrics,
     plugin::{Resolve, Runtime, RuntimeConfig, limits::HostLimits},
     report::Reporter,
     secrets,
-    source::{self, Place},
+    source::{self, Place, Shelf},
     watch::{self, Health, Store, Target},
 };
 
@@ -45,6 +47,8 @@ pub const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 pub const GRACE: Duration = Duration::from_secs(20);
 /// How long the API server may be out of reach before the host says that it is not ready.
 const OUT_OF_REACH: Duration = Duration::from_secs(10);
+/// Definitions of a page of the list: those of large operators are a megabyte.
+const CRD_PAGE: u32 = 20;
 /// How long the last reports may take once the runs have ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -94,10 +98,12 @@ pub async fn run(
     started: impl FnOnce(SocketAddr),
 ) -> anyhow::Result<()> {
     let Settings { namespace, identity, plugin_dir, limits, resolve, admin_address, cache_dir, lease, controller } = settings;
+    allow_files();
     let client = client::connect(config.clone()).context("setting up the connection to the API server")?;
     let metrics = Arc::new(Metrics::default());
     let listener = admin::bind(admin_address).await?;
     let compiler = std::env::current_exe().context("finding the berth binary, which compiles plugins")?;
+    let shelf = Shelf::at(&cache_dir);
     let secrets = secrets::of_namespace(client.clone(), &namespace);
     let runtime = Runtime::new(RuntimeConfig { compiler, cache_dir, resolve, secrets, metrics: metrics.clone(), limits })?;
 
@@ -129,14 +135,19 @@ pub async fn run(
 
     let (changes, deliveries) = mpsc::unbounded_channel();
     let plugins = Arc::new(Store::without_text());
-    let configmaps = source::configmap::run(client.clone(), &namespace, watch_timeout, plugins.clone(), changes.clone());
+    let configmaps = source::configmap::run(client.clone(), &namespace, watch_timeout, plugins.clone(), shelf.clone(), changes.clone());
     let directory = match plugin_dir {
-        Some(directory) => source::directory::run(directory, changes).boxed(),
+        Some(directory) => source::directory::run(directory, shelf, changes).boxed(),
         None => std::future::pending().boxed(),
     };
     let (definitions_sent, definitions) = mpsc::unbounded_channel();
     let crds = Arc::new(Store::without_text());
-    let crd_target = Target { path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions".into(), label_selector: None, watch_timeout };
+    let crd_target = Target {
+        path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions".into(),
+        label_selector: None,
+        watch_timeout,
+        page: CRD_PAGE,
+    };
     let crd_informer = watch::run(client.clone(), crd_target, crds, move |change| {
         // Without a loader the process is about to end.
         let _ = definitions_sent.send(change);
@@ -175,6 +186,7 @@ pub async fn run(
         never = configmaps => match never {},
         never = crd_informer => match never {},
         never = accounts => match never {},
+        never = memory::give_back() => match never {},
         () = gone(election) => bail!("the elector has ended"),
     }
     tracing::info!("every effect is done; releasing the lease");
@@ -184,6 +196,15 @@ pub async fn run(
     let _ = tokio::time::timeout(LAST_WORDS, admin).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// As many open files as this process may have at most: each connection, watch and delivered plugin is one, and the usual limit of 1,024
+/// is there for programs that cannot count further.
+fn allow_files() {
+    let most = getrlimit(Resource::Nofile).maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
 }
 
 /// The runtime as the loader sees it.

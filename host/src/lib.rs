@@ -43,6 +43,7 @@ pub mod label;
 pub mod lease;
 pub mod loader;
 pub mod log;
+pub mod memory;
 pub mod metrics;
 pub mod object;
 pub mod package;

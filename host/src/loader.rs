@@ -16,13 +16,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::{AbortHandle, JoinSet},
     time::MissedTickBehavior,
 };
@@ -38,7 +39,7 @@ use crate::{
     claim::Claim,
     package::{self, Package, Refusal, reason},
     reconcile::Reconcile,
-    source::{Change, Place},
+    source::{Change, Content, Delivery, Place},
 };
 
 pub mod access;
@@ -53,6 +54,11 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a plugin may wait at the start for an older one that may claim the same kind.
 const HEAD_START: Duration = Duration::from_secs(10);
+
+/// How many deliveries are read and prepared at a time: each is held in memory meanwhile, decompressed.
+const AT_ONCE: usize = 4;
+/// After so long, such as while its component is compiled, one stands in no other's way.
+const TURN: Duration = Duration::from_millis(500);
 
 /// The gates that need the component: what it claims, and its handler.
 pub type Prepare = Arc<dyn Fn(Arc<Package>) -> BoxFuture<'static, Result<Prepared, Refusal>> + Send + Sync>;
@@ -76,6 +82,7 @@ pub struct Loader {
     facts: Facts,
     unsynced: BTreeSet<Place>,
     work: JoinSet<Done>,
+    turns: Arc<Semaphore>,
     loading: BTreeMap<String, AbortHandle>,
     /// Deliveries of the start that are loaded once it is known what was kept: that comes first where it is needed, as a cold cache has
     /// one compiled after the other.
@@ -104,6 +111,7 @@ impl Loader {
             facts: Facts::default(),
             unsynced: sources.into_iter().collect(),
             work: JoinSet::new(),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
             loading: BTreeMap::new(),
             waiting: BTreeMap::new(),
             asking: BTreeSet::new(),
@@ -237,7 +245,7 @@ impl Loader {
     fn start(&mut self, job: Job) {
         self.abort(&job.name);
         let name = job.name.clone();
-        let task = self.work.spawn(finish(job, self.prepare.clone()));
+        let task = self.work.spawn(finish(job, self.prepare.clone(), self.turns.clone()));
         self.loading.insert(name, task);
     }
 
@@ -273,7 +281,7 @@ impl Loader {
         let book::Verdict { table, plugins, wanted, restore } = self.book.settle(&self.facts);
         for name in restore {
             if let Some(job) = self.book.restore(&name) {
-                self.work.spawn(finish(job, self.prepare.clone()));
+                self.work.spawn(finish(job, self.prepare.clone(), self.turns.clone()));
             }
         }
         self.start_waiting();
@@ -305,17 +313,25 @@ fn panicked() -> Refused {
 }
 
 /// Loads a job, whatever happens.
-async fn finish(job: Job, prepare: Prepare) -> Done {
+async fn finish(job: Job, prepare: Prepare, turns: Arc<Semaphore>) -> Done {
     let (name, number) = (job.name.clone(), job.number);
-    let loaded = AssertUnwindSafe(load(job, prepare)).catch_unwind().await;
+    let turn = turns.acquire().await.expect("it is never closed");
+    let mut loading = pin!(AssertUnwindSafe(load(job, prepare)).catch_unwind());
+    let loaded = match tokio::time::timeout(TURN, &mut loading).await {
+        Ok(loaded) => loaded,
+        Err(_) => {
+            drop(turn);
+            loading.await
+        }
+    };
     Done::Loaded { name, number, finished: loaded.unwrap_or_else(|_| Err(panicked())) }
 }
 
 /// The gates that do not depend on the cluster.
 async fn load(job: Job, prepare: Prepare) -> Finished {
     let Job { name, delivery, known, .. } = job;
-    let files = delivery.clone();
-    let opened = tokio::task::spawn_blocking(move || package::open(&name, files.files.iter().cloned())).await;
+    let delivered = delivery.clone();
+    let opened = tokio::task::spawn_blocking(move || open(&name, &delivered)).await;
     let package = match opened {
         Ok(opened) => Arc::new(opened.map_err(|refusal| Refused { digest: None, refusal })?),
         Err(_) => return Err(panicked()),
@@ -327,6 +343,15 @@ async fn load(job: Job, prepare: Prepare) -> Finished {
     let refused = |refusal| Refused { digest: Some(package.digest), refusal };
     let Prepared { claim, handler } = prepare(package.clone()).await.map_err(refused)?;
     Ok(Arc::new(Loaded { version, delivery, config, claim, handler }))
+}
+
+fn open(name: &str, delivery: &Delivery) -> Result<Package, Refusal> {
+    let read = |(file, content): &(String, Content)| match content.read() {
+        Ok(bytes) => Ok((file.clone(), bytes)),
+        Err(error) => Err(Refusal::new(reason::HOST_FAILURE, format!("The host cannot read back {file:?}, which was delivered: {error}."))),
+    };
+    let files = delivery.files.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    package::open(name, files.into_iter())
 }
 
 /// One line for each change that an operator wants to know of.
@@ -351,8 +376,6 @@ fn announce(before: &Standings, now: &Standings) {
 mod tests {
     use std::sync::Mutex;
 
-    use bytes::Bytes;
-
     use super::*;
     use crate::{
         catalog::Serving,
@@ -367,7 +390,7 @@ mod tests {
     }
 
     fn delivery(name: &str, version: &str, code: &'static [u8]) -> Change {
-        let files = vec![("p.wasm".to_owned(), Bytes::from_static(code))];
+        let files = vec![("p.wasm".to_owned(), Content::from(code))];
         let (name, version, created) = (name.to_owned(), version.to_owned(), String::new());
         Change::Delivered(Delivery { place: Place::ConfigMap, name, uid: Some("u".into()), created, version, files })
     }
@@ -496,7 +519,7 @@ mod tests {
         let mut running = run(prepare, granted());
         running.send(delivery("p", "1", b"2"));
         let version = package::Version { digest: package::Digest::of(b"1"), config_hash: String::new() };
-        let files = vec![("p.wasm".to_owned(), Bytes::from_static(b"1"))];
+        let files = vec![("p.wasm".to_owned(), Content::from("1"))];
         let (name, uid, owner) = ("p".to_owned(), "uid of kept".to_owned(), Some("u".to_owned()));
         running.send(Change::Kept(crate::source::Kept { name, uid, owner, version, rolled_back: vec![], files }));
         running.send(Change::Synced(Place::ConfigMap));

@@ -15,17 +15,18 @@
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result};
-use wasmtime::component::{Component, Linker};
+use wasmtime::Engine;
 
 use self::{
     bindings::ReconcilerPre,
-    cache::Cache,
+    cache::{Artefact, Cache},
     capability::{
         cluster::Reads,
         gate::{Gate, Rights},
         http::{Client, Grant, Outside, Ways},
         log::{Log, Speaker},
     },
+    code::{Code, Codes},
     compile::{CompileError, Compiler},
     engine::Running,
     handler::Handler,
@@ -50,6 +51,7 @@ mod boundary;
 mod cache;
 mod capability;
 mod claim;
+mod code;
 pub mod compile;
 mod convert;
 mod engine;
@@ -96,8 +98,9 @@ impl RuntimeConfig {
 /// One for the process.
 pub struct Runtime {
     engine: Running,
-    linker: Linker<State>,
+    link: Arc<Link>,
     cache: Cache,
+    codes: Codes<Linked>,
     compiler: Compiler,
     resolve: Arc<[Resolve]>,
     secrets: secrets::Read,
@@ -110,7 +113,7 @@ pub struct Runtime {
 pub struct Prepared {
     /// What it is and asks for.
     pub claim: Arc<Claim>,
-    component: ReconcilerPre<State>,
+    code: Arc<Code<Linked>>,
     runtime: Arc<Runtime>,
 }
 
@@ -121,8 +124,9 @@ impl Runtime {
         let HostLimits { ceilings, compile, sandboxes, sandbox_memory, connections, stack } = limits;
         let engine = engine::for_running(sandboxes, stack)?;
         Ok(Arc::new(Self {
-            linker: instance::linker(&engine.engine).map_err(anyhow::Error::from).context("cannot link the host's functions")?,
+            link: link(&engine.engine)?,
             cache: Cache::open(cache_dir, &engine.engine)?,
+            codes: Codes::new(),
             compiler: Compiler::new(compiler, compile),
             resolve: resolve.into(),
             secrets,
@@ -140,29 +144,28 @@ impl Runtime {
     pub async fn prepare(self: &Arc<Self>, package: &Package) -> Result<Prepared, Refusal> {
         self.ceilings.check_component(package)?;
         world::check(&package.component)?;
-        let component = self.compiled(package).await?;
-        let linked = self.linker.instantiate_pre(&component).and_then(ReconcilerPre::new).map_err(|error| {
-            let causes = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
-            Refusal::new(
-                reason::UNKNOWN_WORLD,
-                format!("It does not fit this host's version of the contract: {}.", text::one_line(&causes)),
-            )
+        let code = self.compiled(package).await?;
+        let linked = code.get().await.map_err(|error| match error.downcast::<Unlinked>() {
+            Ok(Unlinked(causes)) => {
+                Refusal::new(reason::UNKNOWN_WORLD, format!("It does not fit this host's version of the contract: {causes}."))
+            }
+            Err(error) => Refusal::new(reason::HOST_FAILURE, format!("The host cannot load its code: {error:#}.")),
         })?;
         let claim = self.describe(package, &linked).await?;
         claim::check(&claim)?;
-        Ok(Prepared { claim: Arc::new(claim), component: linked, runtime: self.clone() })
+        Ok(Prepared { claim: Arc::new(claim), code, runtime: self.clone() })
     }
 
     /// From the cache, or by the compiler.
-    async fn compiled(self: &Arc<Self>, package: &Package) -> Result<Component, Refusal> {
+    async fn compiled(self: &Arc<Self>, package: &Package) -> Result<Arc<Code<Linked>>, Refusal> {
         let failed = |error: anyhow::Error| Refusal::new(reason::HOST_FAILURE, format!("The host cannot compile it: {error:#}."));
-        if let Some(component) = self.cached(package).await {
-            return Ok(component);
+        if let Some(code) = self.cached(package).await {
+            return Ok(code);
         }
         let _turn = self.compiler.turn().await;
         // Somebody else may have compiled it while this one waited.
-        if let Some(component) = self.cached(package).await {
-            return Ok(component);
+        if let Some(code) = self.cached(package).await {
+            return Ok(code);
         }
         let written = self.cache.unfinished();
         let began = tokio::time::Instant::now();
@@ -178,23 +181,35 @@ impl Runtime {
         stored.map_err(Into::into).flatten().map_err(failed)?;
         tracing::info!(plugin = %package.name, digest = %package.digest.short(), elapsed = ?began.elapsed(), "compiled a plugin");
         match self.load(package).await {
-            Ok(Some(component)) => Ok(component),
+            Ok(Some(code)) => Ok(code),
             Ok(None) => Err(failed(anyhow::anyhow!("what was just compiled is not in the plugin cache any more"))),
             Err(error) => Err(unfit(&error).unwrap_or_else(|| failed(error))),
         }
     }
 
-    async fn cached(self: &Arc<Self>, package: &Package) -> Option<Component> {
+    async fn cached(self: &Arc<Self>, package: &Package) -> Option<Arc<Code<Linked>>> {
         self.load(package).await.unwrap_or_else(|error| {
             tracing::warn!(plugin = %package.name, error = format!("{error:#}"), "refused a file of the plugin cache");
             None
         })
     }
 
-    async fn load(self: &Arc<Self>, package: &Package) -> anyhow::Result<Option<Component>> {
+    /// The code of a component that is in the cache and can be mapped.
+    async fn load(self: &Arc<Self>, package: &Package) -> anyhow::Result<Option<Arc<Code<Linked>>>> {
         let (runtime, digest) = (self.clone(), package.digest);
         // Its checksum is of some megabytes.
-        tokio::task::spawn_blocking(move || runtime.cache.load(&runtime.engine.engine, &digest)).await?
+        let artefact = tokio::task::spawn_blocking(move || runtime.cache.load(&digest)).await??;
+        let Some(artefact) = artefact else { return Ok(None) };
+        let link = self.link.clone();
+        let code = self.codes.add(move || link(&artefact));
+        match code.get().await {
+            // What it lacks is not that of the cache.
+            Err(error) if !error.is::<Unlinked>() => {
+                self.cache.refuse(&digest);
+                Err(error)
+            }
+            _ => Ok(Some(code)),
+        }
     }
 
     /// Asks a trial instance for its claim, without any capability.
@@ -214,6 +229,31 @@ impl Runtime {
         }
     }
 }
+
+/// A component that can be instantiated.
+type Linked = ReconcilerPre<State>;
+
+/// Maps and links.
+type Link = dyn Fn(&Artefact) -> Result<Linked> + Send + Sync;
+
+/// How the code of components is mapped and linked.
+fn link(engine: &Engine) -> Result<Arc<Link>> {
+    let linker = instance::linker(engine).map_err(anyhow::Error::from).context("cannot link the host's functions")?;
+    let engine = engine.clone();
+    Ok(Arc::new(move |artefact: &Artefact| {
+        let component = artefact.map(&engine)?;
+        let linked = linker.instantiate_pre(&component).and_then(ReconcilerPre::new);
+        linked.map_err(|error| {
+            let causes = error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+            Unlinked(text::one_line(&causes)).into()
+        })
+    }))
+}
+
+/// A component that asks for what this host does not have, by its causes.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unlinked(String);
 
 /// Why a component that can be compiled does not fit into a sandbox: wasmtime finds that out when it maps it, by the shape of the pool.
 fn unfit(error: &anyhow::Error) -> Option<Refusal> {
@@ -245,7 +285,7 @@ impl Prepared {
         }
         Ok(Arc::new(Handler {
             runtime: self.runtime.clone(),
-            component: self.component.clone(),
+            code: self.code.clone(),
             claim: self.claim.clone(),
             plugin: outside.plugin,
             share,

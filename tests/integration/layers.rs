@@ -11,6 +11,7 @@ const LAYERS: [&[&str]; 4] = [
     &["text", "object", "label", "claim", "reads", "reconcile", "denial", "fence", "backoff", "queue", "trial"],
     &[
         "client",
+        "memory",
         "package",
         "secrets",
         "metrics",

@@ -10,8 +10,11 @@
 use std::{
     fs::{self, DirBuilder, File},
     hash::{DefaultHasher, Hash, Hasher},
-    io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    io::{self, Seek},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -59,27 +62,32 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The component, if it is here.
+    /// The artefact of a component, if it is here.
     ///
     /// # Errors
     /// It is not as it was stored; it is removed.
-    pub fn load(&self, engine: &Engine, digest: &Digest) -> Result<Option<Component>> {
+    pub fn load(&self, digest: &Digest) -> Result<Option<Artefact>> {
         let path = self.path(digest, ARTEFACT);
-        self.checked(engine, digest, &path).inspect_err(|_| self.remove(digest)).with_context(|| path.display().to_string())
+        self.checked(digest, &path).inspect_err(|_| self.remove(digest)).with_context(|| path.display().to_string())
     }
 
-    fn checked(&self, engine: &Engine, digest: &Digest, path: &Path) -> Result<Option<Component>> {
+    /// Drops an artefact that cannot be mapped.
+    pub fn refuse(&self, digest: &Digest) {
+        self.remove(digest);
+    }
+
+    fn checked(&self, digest: &Digest, path: &Path) -> Result<Option<Artefact>> {
         let mut file = match File::options().read(true).open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         private(&fs::symlink_metadata(path)?)?;
-        let expected = fs::read_to_string(self.path(digest, CHECKSUM)).context("it has no checksum")?;
-        ensure!(checksum(&mut file)? == expected.trim(), "its checksum does not match");
+        let sum = fs::read_to_string(self.path(digest, CHECKSUM)).context("it has no checksum")?.trim().to_owned();
+        ensure!(checksum(&mut file)? == sum, "its checksum does not match");
         // Marks the use, for the order in which files go; a failure costs at most a compilation.
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
-        Ok(Some(mapped::component(engine, path)?))
+        Ok(Some(Artefact { file, sum }))
     }
 
     /// Where a compiler may write before [`Self::store`].
@@ -142,6 +150,27 @@ impl Cache {
     }
 }
 
+/// A compiled component that was checked. The file is open, so it can be mapped even when it is no longer in the cache.
+#[derive(Debug)]
+pub struct Artefact {
+    file: File,
+    sum: String,
+}
+
+impl Artefact {
+    /// Maps it.
+    ///
+    /// # Errors
+    /// It is not as it was when it was opened, or wasmtime cannot use it.
+    pub fn map(&self, engine: &Engine) -> Result<Component> {
+        let mut file = &self.file;
+        file.rewind()?;
+        ensure!(checksum(&mut file)? == self.sum, "the checksum of its compiled code does not match any more");
+        // By its descriptor, not by its name: what was checked is what is mapped.
+        Ok(mapped::component(engine, Path::new(&format!("/proc/self/fd/{}", self.file.as_raw_fd())))?)
+    }
+}
+
 /// A file that is not an artefact yet, removed unless it becomes one.
 pub struct Unfinished(PathBuf);
 
@@ -168,7 +197,7 @@ fn private(metadata: &fs::Metadata) -> Result<()> {
     Ok(())
 }
 
-fn checksum(file: &mut File) -> Result<String> {
+fn checksum(file: &mut impl io::Read) -> Result<String> {
     let mut hash = Sha256::new();
     io::copy(file, &mut hash)?;
     Ok(format!("{:x}", hash.finalize()))

@@ -13,6 +13,7 @@ use super::{
         http::{Met, Outlet},
         log::{Log, Speaker},
     },
+    code::Code,
     convert,
     instance::{Ended, Sandbox, State, deadline, too_long},
     limits::{Limits, SENTENCE},
@@ -28,7 +29,7 @@ use crate::{
 /// Everything that the runs of it have in common.
 pub(super) struct Handler {
     pub runtime: Arc<Runtime>,
-    pub component: ReconcilerPre<State>,
+    pub code: Arc<Code<ReconcilerPre<State>>>,
     pub claim: Arc<Claim>,
     pub plugin: Arc<str>,
     pub share: Arc<Share>,
@@ -53,14 +54,16 @@ impl Handler {
             () = fence.lost() => return Err(Failure::Fenced),
             admitted = self.share.admit(self.limits.memory) => admitted,
         };
-        match fence.guard(self.limits.timeout, self.call(&request)).await {
+        // As is mapping its code, where it has not run for a while.
+        let component = self.code.get().await.map_err(|error| Failure::Host(format!("loading the code of the plugin: {error:#}")))?;
+        match fence.guard(self.limits.timeout, self.call(&component, &request)).await {
             Ok(ended) => ended,
             Err(Stopped::TimedOut(_)) => Err(too_long(&self.limits)),
             Err(Stopped::Fenced) => Err(Failure::Fenced),
         }
     }
 
-    async fn call(&self, request: &Request) -> Result<Outcome, Failure> {
+    async fn call(&self, component: &ReconcilerPre<State>, request: &Request) -> Result<Outcome, Failure> {
         let object = request.key.object.to_string().into();
         let log = Log::new(Speaker { plugin: self.plugin.clone(), digest: self.digest.clone(), object }, self.limits);
         let gate = Gate::new(log.clone(), Some(self.rights.clone()));
@@ -70,7 +73,7 @@ impl Handler {
         let given = convert::request(request, &self.settings);
         let ended = sandbox
             .run(async |store| {
-                let instance = self.component.instantiate_async(&mut *store).await?;
+                let instance = component.instantiate_async(&mut *store).await?;
                 instance.berth_plugin_handler().call_reconcile(store, &given).await
             })
             .await;

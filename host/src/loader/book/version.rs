@@ -12,7 +12,7 @@ use crate::{
 /// Whether the plugin is paused by the `plugin.yaml` of a delivery; none where that cannot be read.
 pub(super) fn paused(delivery: &Delivery) -> Option<bool> {
     let text = delivery.files.iter().find(|(name, _)| name == CONFIG_FILE);
-    text.map_or(Some(false), |(_, text)| Config::parse(text).ok().map(|config| config.paused))
+    text.map_or(Some(false), |(_, text)| Config::parse(&text.read().ok()?).ok().map(|config| config.paused))
 }
 
 /// Whether a delivery has just the files that are kept, in whatever order.

@@ -6,7 +6,7 @@ PLUGINS := email-request report-job
 CARGO_DENY_VERSION := 0.20.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration test-faults soak demo clippy format deny
+.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration test-faults soak bench peers demo clippy format deny
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,20 @@ SOAK_SECONDS ?= 1200
 
 soak: guests control-plane ## Churn objects, plugins, leaders and back ends for SOAK_SECONDS; nothing may be lost or grow
 	BERTH_SOAK_SECONDS=$(SOAK_SECONDS) cargo test --workspace --locked --test integration -- --nocapture soak
+
+PEERS := tests/bench/peers
+BENCH := target/bench
+
+# What operators would ship: optimised, and each peer by its own tools.
+peers: ## Build what Berth is measured beside
+	cargo build --release --locked --manifest-path $(PEERS)/kube-rs/Cargo.toml --target-dir $(BENCH)/kube-rs
+	cd $(PEERS)/controller-runtime && go build -trimpath -ldflags '-s -w' -o ../../../../$(BENCH)/controller-runtime .
+	@test -x $(BENCH)/kopf/bin/python || python3 -m venv $(BENCH)/kopf
+	$(BENCH)/kopf/bin/pip install --quiet --disable-pip-version-check --requirement $(PEERS)/kopf/requirements.txt
+
+bench: guests control-plane peers ## Measure Berth beside its peers, part by part (ONLY=P3 for one)
+	cargo build --release --locked --package berth-host --package berth-tests --bins
+	target/release/bench $(if $(ONLY),--only $(ONLY))
 
 demo: guests build ## Show the main job on a local cluster; KEEP=1 leaves it up
 	@target/debug/demo $(if $(KEEP),--keep)

@@ -133,6 +133,11 @@ impl Exporter {
         self.inner.script.behave();
     }
 
+    /// How many reports were made.
+    pub fn exported(&self) -> usize {
+        self.inner.exports.len()
+    }
+
     /// How many requests are held now.
     pub fn held(&self) -> usize {
         self.inner.script.held()

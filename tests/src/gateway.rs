@@ -123,6 +123,11 @@ impl Gateway {
         self.inner.script.behave();
     }
 
+    /// How many messages went out.
+    pub fn delivered(&self) -> usize {
+        self.inner.deliveries.len()
+    }
+
     /// How many requests are held now.
     pub fn held(&self) -> usize {
         self.inner.script.held()

@@ -62,6 +62,16 @@ impl<T: Serialize + DeserializeOwned + Clone> Ledger<T> {
         self.inner.lock().expect("no holder panics").entries.clone()
     }
 
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.inner.lock().expect("no holder panics").entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The oldest entry that is so.
     pub fn find(&self, is: impl Fn(&T) -> bool) -> Option<T> {
         self.inner.lock().expect("no holder panics").entries.iter().find(|entry| is(entry)).cloned()

@@ -1,0 +1,198 @@
+//! Where a system is measured: namespaces and back ends of its own on one control plane, and ways to fill them quickly.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use berth_tests::{
+    cluster::Cluster, eventually::eventually, exporter::Exporter, gateway::Gateway, resource::Resource, stage::guest, workspace,
+};
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::{
+    Api,
+    api::{DynamicObject, PostParams},
+};
+use serde_json::{Value, json};
+
+/// Objects that are created at once. More would only wait in the API server.
+const AT_ONCE: usize = 32;
+/// How long a change of a CRD takes to be noticed at most.
+const NOTICED: Duration = Duration::from_secs(30);
+/// Between two looks at something that is timed.
+pub const LOOK: Duration = Duration::from_millis(2);
+
+/// A place for one measurement.
+pub struct Bed {
+    /// The namespaces.
+    pub cluster: Cluster,
+    /// Where mails go.
+    pub gateway: Gateway,
+    /// Where reports are made.
+    pub exporter: Exporter,
+    folder: tempfile::TempDir,
+    cache: PathBuf,
+    objects: AtomicUsize,
+}
+
+impl Bed {
+    /// A new one, on the control plane of this process.
+    pub async fn new(name: &str) -> anyhow::Result<Self> {
+        let cluster = Cluster::shared_as(name).await;
+        // In memory where there is such a folder: the back ends write to disk before they answer, and are not what is measured.
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let folder = tempfile::Builder::new().prefix("berth-bench-").tempdir_in(parent).context("creating a folder")?;
+        let gateway = Gateway::start(&folder.path().join("gateway")).await?;
+        let exporter = Exporter::start(&folder.path().join("exporter")).await?;
+        let cache = cluster.plane().control().directory().join("compiled");
+        Ok(Self { cluster, gateway, exporter, folder, cache, objects: AtomicUsize::new(0) })
+    }
+
+    /// With a cache of compiled plugins that nobody else has.
+    pub fn with_cold_cache(mut self) -> Self {
+        self.cache = self.folder.path().join("compiled");
+        self
+    }
+
+    /// Its folder, which goes with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Where Berth keeps what it compiled.
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    /// How many objects were put in.
+    pub fn objects(&self) -> usize {
+        self.objects.load(Ordering::Relaxed)
+    }
+
+    /// Delivers the shipped plugin of a kind, as it ships.
+    pub async fn plugin(&self, kind: Resource) -> anyhow::Result<()> {
+        let (name, component) = if kind == Resource::EMAIL { ("email-request", "email_request") } else { ("report-job", "report_job") };
+        let config = workspace::deploy(&format!("plugins/{name}.yaml"))?;
+        self.cluster.push(name, &guest(component), &config).await;
+        Ok(())
+    }
+
+    /// Creates so many objects that want something to be done.
+    pub async fn fill(&self, kind: Resource, count: usize) -> anyhow::Result<()> {
+        self.create(kind, (0..count).map(|number| self.wanting(kind, &format!("o{number:06}"))).collect()).await
+    }
+
+    /// An object that wants something to be done.
+    pub fn wanting(&self, kind: Resource, name: &str) -> DynamicObject {
+        let spec = match kind {
+            Resource::EMAIL => json!({"to": "a@example.com", "template": "welcome", "locale": "en-GB"}),
+            _ => json!({"report": "sales", "format": "pdf", "priority": 0}),
+        };
+        kind.object(self.cluster.namespace(), name, spec)
+    }
+
+    /// Creates so many objects of about this size for which all is done.
+    ///
+    /// A status is written with the object rather than after it, for which the kind loses its subresource for a while.
+    pub async fn seed(&self, kind: Resource, count: usize, size: usize) -> anyhow::Result<()> {
+        let definitions = Resource::CRD.api(self.cluster.client(), None);
+        let name = format!("{}.{}", kind.plural, kind.group);
+        let original = definitions.get(&name).await.with_context(|| format!("reading {name}"))?;
+        let mut without = original.clone();
+        let version = without.data.pointer_mut("/spec/versions/0").and_then(Value::as_object_mut).context("a CRD has a version")?;
+        version.remove("subresources").context("the kind has a status")?;
+        replace(&definitions, without).await?;
+        self.until_statuses_are_given(kind, true).await;
+        let objects: Vec<_> = (0..count).map(|number| self.settled(kind, &format!("s{number:06}"), size)).collect();
+        self.create(kind, objects).await?;
+        replace(&definitions, original).await?;
+        self.until_statuses_are_given(kind, false).await;
+        Ok(())
+    }
+
+    fn settled(&self, kind: Resource, name: &str, size: usize) -> DynamicObject {
+        let mut object = self.wanting(kind, name);
+        let phase = if kind == Resource::EMAIL { "Sent" } else { "Done" };
+        object.data["status"] = json!({"phase": phase, "observedGeneration": 1});
+        if kind == Resource::JOB {
+            object.metadata.labels = Some([("workqueue.acme.io/phase".to_owned(), "done".to_owned())].into());
+        }
+        // What the API server adds (uid, times and versions) is about 150 bytes.
+        let bare = serde_json::to_string(&object).map_or(0, |text| text.len()) + 150;
+        if let Some(more) = size.checked_sub(bare + "\"annotations\":{\"p\":\"\"},".len()) {
+            object.metadata.annotations = Some([("p".to_owned(), "x".repeat(more))].into());
+        }
+        object
+    }
+
+    async fn until_statuses_are_given(&self, kind: Resource, given: bool) {
+        let api = self.cluster.api(kind);
+        let probe = self.settled(kind, "probe", 0);
+        let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        eventually(NOTICED, async || match api.create(&dry_run, &probe).await {
+            Ok(object) if object.data["status"]["observedGeneration"].is_null() != given => Ok(()),
+            Ok(object) => Err(format!("a new object has the status {}", object.data["status"])),
+            Err(error) => Err(error.to_string()),
+        })
+        .await;
+    }
+
+    async fn create(&self, kind: Resource, objects: Vec<DynamicObject>) -> anyhow::Result<()> {
+        let count = objects.len();
+        let api = self.cluster.api(kind);
+        let params = PostParams::default();
+        stream::iter(objects)
+            .map(|object| {
+                let (api, params) = (api.clone(), params.clone());
+                async move { api.create(&params, &object).await.map(drop).with_context(|| format!("creating {:?}", object.metadata.name)) }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<()>()
+            .await?;
+        self.objects.fetch_add(count, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How many effects the back end of a kind has seen: mails, or reports.
+    pub fn effects(&self, kind: Resource) -> usize {
+        if kind == Resource::EMAIL { self.gateway.delivered() } else { self.exporter.exported() }
+    }
+
+    /// Waits until the back end of a kind has seen so many effects.
+    pub async fn until_effects(&self, kind: Resource, count: usize, deadline: Duration) -> anyhow::Result<Instant> {
+        let start = Instant::now();
+        while self.effects(kind) < count {
+            anyhow::ensure!(start.elapsed() < deadline, "{} of {count} {} are done after {deadline:?}", self.effects(kind), kind.plural);
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(Instant::now())
+    }
+
+    /// Waits until every object of a kind is settled, with as few requests as that takes.
+    pub async fn until_all_settled(&self, kind: Resource) {
+        let phase = if kind == Resource::EMAIL { "Sent" } else { "Done" };
+        eventually(Duration::from_secs(120), async || {
+            let objects = self.cluster.list(kind, "").await;
+            match objects.iter().find(|object| object["status"]["phase"] != phase || (kind == Resource::JOB && label(object) != "done")) {
+                None => Ok(()),
+                Some(object) => Err(object.to_string()),
+            }
+        })
+        .await;
+    }
+}
+
+fn label(object: &Value) -> &str {
+    object["metadata"]["labels"]["workqueue.acme.io/phase"].as_str().unwrap_or_default()
+}
+
+async fn replace(definitions: &Api<DynamicObject>, mut to: DynamicObject) -> anyhow::Result<()> {
+    let name = to.metadata.name.clone().context("it has a name")?;
+    // Its status changes by itself.
+    to.metadata.resource_version = definitions.get(&name).await?.metadata.resource_version;
+    definitions.replace(&name, &PostParams::default(), &to).await.with_context(|| format!("replacing {name}"))?;
+    Ok(())
+}

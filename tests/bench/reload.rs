@@ -1,0 +1,147 @@
+//! P4: a plugin is changed while it works. From the write of its ConfigMap to the first object that the new version has finished.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use berth_tests::{resource::Resource, stage::guest, workspace};
+use futures::TryStreamExt;
+use kube::api::{PostParams, WatchEvent, WatchParams};
+
+use crate::{
+    bed::Bed,
+    figure::{Aim, Figure, percentile},
+    idle::{deliver, until_serving},
+    latency::until_sent,
+    system::{Operator, System, Work},
+};
+
+const RELOADS: usize = 100;
+/// Other kinds on the host: the one that is measured, and those that idle.
+const OTHERS: u32 = 49;
+/// Between two new jobs.
+const BEAT: Duration = Duration::from_millis(20);
+/// Between two samples of the other kind.
+const PAUSE: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub async fn measure() -> anyhow::Result<Vec<Figure>> {
+    let bed = Bed::new("reload").await?;
+    bed.plugin(Resource::EMAIL).await?;
+    bed.plugin(Resource::JOB).await?;
+    deliver(&bed, OTHERS - 1).await?;
+    let work = Work { kinds: vec![Resource::EMAIL, Resource::JOB], ..Work::of(Resource::EMAIL) };
+    let mut host = Operator::synced(&bed, System::Berth, &work).await?;
+    until_serving(&mut host, OTHERS + 1).await?;
+    let stop = AtomicBool::new(false);
+    let created = AtomicUsize::new(0);
+    let jobs = stream_of_jobs(&bed, &stop, &created);
+    let reloads = async {
+        // Both are as busy before as during.
+        let alone = mails(&bed, "alone", RELOADS * 2).await?;
+        let memory = (settled(&bed, &host).await?, host.cpu()?);
+        let (fresh, during) = tokio::try_join!(reload_all(&bed, true), mails(&bed, "fresh", RELOADS * 2))?;
+        let known = reload_all(&bed, false).await?;
+        let after = settled(&bed, &host).await?;
+        stop.store(true, Ordering::Relaxed);
+        anyhow::Ok((alone, during, fresh, known, after - memory.0))
+    };
+    let ((), (alone, during, fresh, known, drift)) = tokio::try_join!(jobs, reloads)?;
+    bed.until_all_settled(Resource::JOB).await;
+    let lost = created.load(Ordering::Relaxed).saturating_sub(bed.exporter.exported());
+    host.kill();
+    #[expect(clippy::cast_precision_loss, reason = "a number of objects")]
+    let lost = lost as f64;
+    let others = percentile(&during, 0.99) / percentile(&alone, 0.99);
+    eprintln!("P4: p99 of mails {:.1} ms alone, {:.1} ms during reloads", percentile(&alone, 0.99), percentile(&during, 0.99));
+    Ok(vec![
+        Figure::alone(
+            "P4",
+            &format!("ConfigMap → first object done by the new version, {RELOADS} new components"),
+            "s",
+            &fresh,
+            &[Aim::AtMost(0.5)],
+        ),
+        Figure::alone("P4", &format!("the same, {RELOADS} times a component that was compiled before"), "s", &known, &[Aim::AtMost(0.1)]),
+        Figure::alone("P4", "p99 of another kind meanwhile, over that without reloads", "×", &[others], &[Aim::AtMost(1.2)]),
+        Figure::alone("P4", &format!("memory after {} reloads, less that before", 2 * RELOADS), "MB", &[drift / 1e6], &[Aim::AtMost(5.0)]),
+        Figure::alone("P4", "objects lost", "objects", &[lost], &[Aim::AtMost(0.0)]),
+    ])
+}
+
+/// A new job every beat.
+async fn stream_of_jobs(bed: &Bed, stop: &AtomicBool, created: &AtomicUsize) -> anyhow::Result<()> {
+    let api = bed.cluster.api(Resource::JOB);
+    let mut beat = tokio::time::interval(BEAT);
+    while !stop.load(Ordering::Relaxed) {
+        beat.tick().await;
+        let number = created.fetch_add(1, Ordering::Relaxed);
+        api.create(&PostParams::default(), &bed.wanting(Resource::JOB, &format!("j{number}"))).await?;
+    }
+    Ok(())
+}
+
+async fn mails(bed: &Bed, prefix: &str, count: usize) -> anyhow::Result<Vec<f64>> {
+    let mut times = Vec::new();
+    for number in 0..count {
+        times.push(until_sent(bed, &format!("{prefix}{number}")).await?.as_secs_f64() * 1e3);
+        tokio::time::sleep(PAUSE).await;
+    }
+    Ok(times)
+}
+
+/// The host's memory once the last version has been stable for a while.
+async fn settled(_: &Bed, host: &Operator) -> anyhow::Result<f64> {
+    tokio::time::sleep(Duration::from_secs(15)).await;
+    Ok(host.memory()?.private)
+}
+
+/// Seconds for each of a hundred reloads, between two versions that differ in what they write. `fresh` gives each a digest of its own.
+async fn reload_all(bed: &Bed, fresh: bool) -> anyhow::Result<Vec<f64>> {
+    let config = workspace::deploy("plugins/report-job.yaml")?;
+    let mut times = Vec::new();
+    for number in 0..RELOADS {
+        let second = number % 2 == 0;
+        let component = guest(if second { "report_job_v2" } else { "report_job" });
+        let component = if fresh { relabelled(&component, &format!("reload {number}")) } else { component };
+        // Both are known from the second time on, the first from the start.
+        if !fresh && number == 0 {
+            bed.cluster.push("report-job", &component, &config).await;
+            until_done_by(bed, second).await?;
+            continue;
+        }
+        let started = Instant::now();
+        let (_, done) = tokio::join!(bed.cluster.push("report-job", &component, &config), until_done_by(bed, second));
+        done?;
+        times.push(started.elapsed().as_secs_f64());
+        // On to the next once the trial is over: one reload at a time.
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    Ok(times)
+}
+
+/// Waits for a job that this version has finished, as its message tells.
+async fn until_done_by(bed: &Bed, second: bool) -> anyhow::Result<()> {
+    let api = bed.cluster.api(Resource::JOB);
+    let now = api.list_metadata(&kube::api::ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+    let mut events = std::pin::pin!(api.watch(&WatchParams::default(), &now).await?);
+    let found = async {
+        while let Some(event) = events.try_next().await? {
+            if let WatchEvent::Modified(object) = event
+                && object.data["status"]["phase"] == "Done"
+                && object.data["status"]["message"].is_null() != second
+            {
+                return anyhow::Ok(());
+            }
+        }
+        anyhow::bail!("the watch of jobs ended")
+    };
+    tokio::time::timeout(PATIENCE, found).await?
+}
+
+/// The same component under another digest: a custom section at its end.
+fn relabelled(component: &[u8], name: &str) -> Vec<u8> {
+    let length = u8::try_from(name.len()).expect("a short name");
+    [component, &[0, length + 1, length], name.as_bytes()].concat()
+}

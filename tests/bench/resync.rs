@@ -1,0 +1,50 @@
+//! P10: every object is looked at again although there is nothing to do.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use berth_tests::resource::Resource;
+
+use crate::{
+    bed::Bed,
+    figure::{Aim, Figure},
+    system::{Operator, System, Work},
+};
+
+const KIND: Resource = Resource::EMAIL;
+/// How many times each object is looked at while it is measured.
+const ROUNDS: u32 = 3;
+
+pub async fn measure() -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (count, period) in [(10_000_u32, 10), (100_000, 60)] {
+        let bed = Bed::new("resync").await?;
+        bed.plugin(KIND).await?;
+        bed.seed(KIND, count as usize, 500).await?;
+        let mut costs = BTreeMap::new();
+        // kopf has no resync.
+        for system in [System::Berth, System::KubeRs, System::ControllerRuntime] {
+            let idle = spent(&bed, system, Duration::from_secs(3600), Duration::from_secs(period)).await?;
+            let busy = spent(&bed, system, Duration::from_secs(period), Duration::from_secs(period) * ROUNDS).await?;
+            let looks = f64::from(count * ROUNDS);
+            let cost = (busy.as_secs_f64() - idle.as_secs_f64() * f64::from(ROUNDS)) / looks;
+            eprintln!("P10: {system:>18}: {count} objects: {:.1} µs a look ({busy:?}, idle {idle:?})", cost * 1e6);
+            costs.insert(system, vec![cost * 1e6]);
+        }
+        // 5,000 a second on one core are 200 µs each.
+        let aims = [Aim::AtMost(200.0), Aim::BelowPeer(1.0, System::ControllerRuntime), Aim::BelowPeer(2.0, System::KubeRs)];
+        figures.push(Figure::new("P10", &format!("CPU per look, {count} objects with nothing to do"), "µs", &costs, &aims));
+    }
+    Ok(figures)
+}
+
+/// CPU of a system that has listed everything, over some time.
+async fn spent(bed: &Bed, system: System, resync: Duration, time: Duration) -> anyhow::Result<Duration> {
+    let mut operator = Operator::synced(bed, system, &Work { resync, ..Work::of(KIND) }).await?;
+    // Past what a start costs.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let before = operator.cpu()?;
+    tokio::time::sleep(time).await;
+    let spent = operator.cpu()? - before;
+    operator.kill();
+    Ok(spent)
+}

@@ -6,7 +6,7 @@ PLUGINS := email-request report-job
 CARGO_DENY_VERSION := 0.20.2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration test-faults soak bench peers demo clippy format deny
+.PHONY: help setup build plugins guests control-plane crds test unit fuzz integration test-faults soak bench bench-size peers demo clippy format deny
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -31,6 +31,13 @@ guests: plugins ## Build the components that the tests use
 control-plane: build ## Find or build etcd, kube-apiserver and kube-controller-manager (the first time: about 8 minutes)
 	target/debug/berth dev --prepare
 
+# The templates that plugins begin with, and what ships. Sizes in bytes.
+bench-size: guests ## Print the size of each guest, raw and compressed
+	@for guest in $(GUESTS) $(PLUGINS); do \
+		file="$(WASM_DIR)/$$(echo $$guest | tr - _).wasm"; \
+		printf '%-16s %8d raw %8d gzip\n' "$$guest" "$$(wc -c < $$file)" "$$(gzip -9 -c $$file | wc -c)"; \
+	done
+
 crds: ## Write the CRDs of the shipped plugins to deploy/crds
 	UPDATE_CRDS=1 cargo test --locked -p email-request -p report-job crd
 
@@ -40,7 +47,7 @@ test: guests unit integration ## Run the short set of tests
 unit: guests build
 	cargo test --workspace --locked --lib --bins --examples
 	cargo test --workspace --locked --doc
-	cargo test --workspace --locked --test plugin
+	cargo test --workspace --locked --test plugin --test allocations
 
 FUZZ_SECONDS ?= 600
 
@@ -78,9 +85,9 @@ peers: ## Build what Berth is measured beside
 	@test -x $(BENCH)/kopf/bin/python || python3 -m venv $(BENCH)/kopf
 	$(BENCH)/kopf/bin/pip install --quiet --disable-pip-version-check --requirement $(PEERS)/kopf/requirements.txt
 
-bench: guests control-plane peers ## Measure Berth beside its peers, part by part (ONLY=P3 for one)
+bench: guests control-plane peers ## Measure Berth beside its peers, part by part (ONLY=P3 for one, QUICK=1 for a look)
 	cargo build --release --locked --package berth-host --package berth-tests --bins
-	target/release/bench $(if $(ONLY),--only $(ONLY))
+	BENCH_QUICK=$(QUICK) target/release/bench $(if $(ONLY),--only $(ONLY))
 
 demo: guests build ## Show the main job on a local cluster; KEEP=1 leaves it up
 	@target/debug/demo $(if $(KEEP),--keep)

@@ -11,6 +11,9 @@ use tokio::sync::Notify;
 /// How long after a burst: the next one is often part of it.
 const AFTER: Duration = Duration::from_secs(3);
 
+/// For what goes by itself, such as connections that were needed for a while.
+const NOW_AND_THEN: Duration = Duration::from_secs(120);
+
 static BURST: Notify = Notify::const_new();
 
 /// Much of what was allocated a moment ago has been freed, or is about to be.
@@ -18,11 +21,12 @@ pub fn burst() {
     BURST.notify_one();
 }
 
-/// Gives memory back some time after each [`burst`]. One for the process.
+/// Gives memory back some time after each [`burst`], and now and then. One for the process.
 pub async fn give_back() -> Infallible {
     loop {
-        BURST.notified().await;
-        tokio::time::sleep(AFTER).await;
+        if tokio::time::timeout(NOW_AND_THEN, BURST.notified()).await.is_ok() {
+            tokio::time::sleep(AFTER).await;
+        }
         // It takes the locks of the allocator for some milliseconds.
         let _ = tokio::task::spawn_blocking(trim).await;
     }

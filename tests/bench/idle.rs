@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     bed::Bed,
     figure::{Aim, Figure},
+    quick,
     system::{Memory, Operator, System, Work},
 };
 
@@ -25,9 +26,6 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let mut of_none = BTreeMap::new();
     let mut of_ten = BTreeMap::new();
     for system in [System::KubeRs, System::ControllerRuntime, System::Kopf] {
-        if std::env::var_os("BENCH_HANDLERS").is_some() {
-            continue;
-        }
         for (objects, into) in [(0, &mut of_none), (10, &mut of_ten)] {
             let bed = Bed::new("idle").await?;
             bed.seed(Resource::EMAIL, objects, 0).await?;
@@ -41,7 +39,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         }
     }
     let mut before = None;
-    for handlers in sizes() {
+    for &handlers in quick(&[0_u32, 1, 10, 100][..], &[0, 1, 10, 100, 1_000]) {
         let memory = hosted(handlers, 0).await?;
         let name = format!("{handlers} idle handlers, memory of the host or of a process each");
         let peers = |one: &BTreeMap<System, f64>| one.iter().map(|(peer, memory)| (*peer, vec![memory * f64::from(handlers)])).collect();
@@ -67,12 +65,6 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// How many handlers are tried; fewer for a quick look.
-fn sizes() -> Vec<u32> {
-    let wanted = std::env::var("BENCH_HANDLERS").unwrap_or_else(|_| "0,1,10,100,1000".to_owned());
-    wanted.split(',').map(|number| number.parse().expect("BENCH_HANDLERS are numbers with commas between")).collect()
-}
-
 /// Megabytes of a host with so many handlers, each a component and a kind of its own, with so many objects each.
 async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
     let bed = Bed::new("hosted").await?;
@@ -91,7 +83,8 @@ async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
     host.kill();
     host = Operator::start(&bed, System::Berth, &Work { kinds: Vec::new(), ..Work::of(Resource::EMAIL) }).await?;
     until_serving(&mut host, handlers).await?;
-    tokio::time::sleep(QUIET).await;
+    // What was opened for a thousand first runs at once is closed after 90 s.
+    tokio::time::sleep(if objects > 0 { QUIET * 8 } else { QUIET }).await;
     let Memory { private, dirty, .. } = host.memory()?;
     eprintln!("P3: a host with {handlers} handlers, {objects} objects each: {:.1} MB, {:.1} MB of it written", private / MB, dirty / MB);
     host.kill();

@@ -7,9 +7,12 @@
 
 mod bed;
 mod cache;
+mod component;
 mod drain;
+mod endurance;
 mod failover;
 mod figure;
+mod growth;
 mod idle;
 mod latency;
 mod neighbour;
@@ -42,6 +45,11 @@ struct Args {
     into: Option<PathBuf>,
 }
 
+/// The first for a quick look (`BENCH_QUICK=1`), the second otherwise.
+fn quick<T>(look: T, whole: T) -> T {
+    if std::env::var_os("BENCH_QUICK").is_some_and(|value| value == "1") { look } else { whole }
+}
+
 /// A part: what it is called, what it measures, and how.
 struct Part {
     id: &'static str,
@@ -49,7 +57,7 @@ struct Part {
     measure: fn() -> LocalBoxFuture<'static, anyhow::Result<Vec<Figure>>>,
 }
 
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 13] = [
     Part { id: "P1", about: "drain of EmailRequests and ReportJobs", measure: || drain::measure().boxed_local() },
     Part { id: "P2", about: "cost of the sandbox", measure: || sandbox::measure().boxed_local() },
     Part { id: "P3", about: "memory of idle handlers", measure: || idle::measure().boxed_local() },
@@ -60,7 +68,9 @@ const PARTS: [Part; 11] = [
     Part { id: "P8", about: "time from apply to done", measure: || latency::measure().boxed_local() },
     Part { id: "P9", about: "noisy neighbours", measure: || neighbour::measure().boxed_local() },
     Part { id: "P10", about: "resync with nothing to do", measure: || resync::measure().boxed_local() },
+    Part { id: "P12", about: "growth with objects and plugins", measure: || growth::measure().boxed_local() },
     Part { id: "P13", about: "start", measure: || start::measure().boxed_local() },
+    Part { id: "P14", about: "a million reconciles", measure: || endurance::measure().boxed_local() },
 ];
 
 fn main() -> anyhow::Result<()> {

@@ -11,6 +11,7 @@ use kube::api::{PostParams, WatchEvent, WatchParams};
 
 use crate::{
     bed::Bed,
+    component::relabelled,
     figure::{Aim, Figure, percentile},
     idle::{deliver, until_serving},
     latency::until_sent,
@@ -138,10 +139,4 @@ async fn until_done_by(bed: &Bed, second: bool) -> anyhow::Result<()> {
         anyhow::bail!("the watch of jobs ended")
     };
     tokio::time::timeout(PATIENCE, found).await?
-}
-
-/// The same component under another digest: a custom section at its end.
-fn relabelled(component: &[u8], name: &str) -> Vec<u8> {
-    let length = u8::try_from(name.len()).expect("a short name");
-    [component, &[0, length + 1, length], name.as_bytes()].concat()
 }

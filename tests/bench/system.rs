@@ -130,6 +130,13 @@ impl Operator {
         .await;
     }
 
+    /// How many turns Berth has done.
+    pub async fn reconciles(&self) -> anyhow::Result<f64> {
+        let metrics = self.metrics().await?.0;
+        let turns = metrics.lines().filter(|line| line.starts_with("berth_reconcile_total{"));
+        Ok(turns.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
+    }
+
     /// CPU time since its start.
     pub fn cpu(&self) -> anyhow::Result<Duration> {
         cpu(self.process.id())

@@ -1,6 +1,7 @@
 //! What one run must not do to another, to the host, or to the world.
 
 use std::{
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -178,4 +179,28 @@ fn imports(component: &[u8]) -> Vec<String> {
         }
     }
     names
+}
+
+/// Whether code from this folder is mapped.
+fn is_mapped(folder: &Path) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("Linux says so");
+    let folder = folder.to_str().expect("a plain path");
+    maps.lines().any(|line| line.contains(" r-xp ") && line.contains(folder))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn code_that_rests_is_given_back_and_mapped_again_even_if_it_has_left_the_cache() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("compiled");
+    let bench = Bench::with(probe(), "", |config| config.cache_dir.clone_from(&cache)).await;
+    bench.still_works().await;
+    assert!(is_mapped(&cache));
+    std::fs::remove_dir_all(&cache).expect("it is there");
+    let began = Instant::now();
+    while is_mapped(&cache) {
+        assert!(began.elapsed() < Duration::from_secs(60), "it is still mapped");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    bench.still_works().await;
+    assert!(is_mapped(&cache));
 }

@@ -111,6 +111,7 @@ impl Aim {
     fn words(self, unit: &str) -> String {
         match self {
             Self::AtMost(most) => format!("≤ {} {unit}", Number(most)),
+            Self::BelowPeer(times, peer) if times < 0.1 => format!("≤ 1/{:.0} of {peer}", 1.0 / times),
             Self::BelowPeer(times, peer) => format!("≤ {times}× {peer}"),
             Self::AbovePeer(times, peer) => format!("≥ {times}× {peer}"),
         }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     bed::Bed,
     figure::{Aim, Figure, percentile},
-    latency::until_sent,
+    latency::Seen,
     system::{Operator, System, Work},
 };
 
@@ -55,9 +55,10 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
 }
 
 async fn sample(bed: &Bed, prefix: &str) -> anyhow::Result<Vec<f64>> {
+    let mut seen = Seen::of(bed).await?;
     let mut times = Vec::new();
     for number in 0..SAMPLES {
-        times.push(until_sent(bed, &format!("{prefix}{number}")).await?.as_secs_f64() * 1e3);
+        times.push(seen.until_sent(bed, &format!("{prefix}{number}")).await? * 1e3);
         tokio::time::sleep(PAUSE).await;
     }
     Ok(times)

@@ -14,7 +14,7 @@ use crate::{
     component::relabelled,
     figure::{Aim, Figure, percentile},
     idle::{deliver, until_serving},
-    latency::until_sent,
+    latency::Seen,
     system::{Operator, System, Work},
 };
 
@@ -84,9 +84,10 @@ async fn stream_of_jobs(bed: &Bed, stop: &AtomicBool, created: &AtomicUsize) -> 
 }
 
 async fn mails(bed: &Bed, prefix: &str, count: usize) -> anyhow::Result<Vec<f64>> {
+    let mut seen = Seen::of(bed).await?;
     let mut times = Vec::new();
     for number in 0..count {
-        times.push(until_sent(bed, &format!("{prefix}{number}")).await?.as_secs_f64() * 1e3);
+        times.push(seen.until_sent(bed, &format!("{prefix}{number}")).await? * 1e3);
         tokio::time::sleep(PAUSE).await;
     }
     Ok(times)

@@ -62,6 +62,7 @@ mod mapped;
 mod meter;
 mod shares;
 mod text;
+mod ticker;
 mod world;
 
 /// What the runtime needs to know.

@@ -13,7 +13,7 @@ use berth_tests::{
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::{
     Api,
-    api::{DynamicObject, PostParams},
+    api::{DynamicObject, ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -132,6 +132,9 @@ impl Bed {
         let api = self.cluster.api(kind);
         let probe = self.settled(kind, "probe", 0);
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+        // Its storage is set up anew, and answers 429 meanwhile.
+        let listed = async || api.list_metadata(&ListParams::default().limit(1)).await.map(drop).map_err(|error| error.to_string());
+        eventually(NOTICED, listed).await;
         eventually(NOTICED, async || match api.create(&dry_run, &probe).await {
             Ok(object) if object.data["status"]["observedGeneration"].is_null() != given => Ok(()),
             Ok(object) => Err(format!("a new object has the status {}", object.data["status"])),

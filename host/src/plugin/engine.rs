@@ -1,11 +1,12 @@
 //! The wasmtime engine: one that runs guests, with its clock, and one that only compiles, with the same settings.
 
-use std::thread;
-
 use anyhow::{Context, Result};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
-use super::limits::{self, TICK, shape};
+use super::{
+    limits::{self, shape},
+    ticker::Ticker,
+};
 
 /// An engine that runs guests, and what it was set up with.
 pub struct Running {
@@ -13,6 +14,8 @@ pub struct Running {
     pub engine: Engine,
     /// Bytes of each guest's stack.
     pub stack: usize,
+    /// Interrupts the guests.
+    pub ticker: Ticker,
 }
 
 /// An engine for the child that compiles: it allocates nothing.
@@ -20,7 +23,7 @@ pub fn for_compiling() -> Result<Engine> {
     Ok(Engine::new(&common(limits::STACK))?)
 }
 
-/// An engine that runs up to `sandboxes` guests at once, each with such a stack. Its epochs tick for as long as it lives.
+/// An engine that runs up to `sandboxes` guests at once, each with such a stack. Its epochs tick while any runs.
 ///
 /// Whoever instantiates has to hold a permit for it: a full pool fails at once instead of waiting.
 pub fn for_running(sandboxes: u32, stack: usize) -> Result<Running> {
@@ -38,8 +41,8 @@ pub fn for_running(sandboxes: u32, stack: usize) -> Result<Running> {
     let mut config = common(stack);
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     let engine = Engine::new(&config).map_err(anyhow::Error::from).context("cannot set up the engine for plugins")?;
-    tick(&engine)?;
-    Ok(Running { engine, stack })
+    let ticker = Ticker::start(&engine)?;
+    Ok(Running { engine, stack, ticker })
 }
 
 /// Everything that the machine code depends on. The memory reservation of 4 GiB is wasmtime's default on 64 bits: a smaller one
@@ -53,18 +56,4 @@ fn common(stack: usize) -> Config {
         .wasm_memory64(false)
         .wasm_backtrace_max_frames(None);
     config
-}
-
-/// The ticker is an OS thread, so that no guest and no busy worker can hold it up; it ends with the engine.
-fn tick(engine: &Engine) -> Result<()> {
-    let engine = engine.weak();
-    let tick = move || {
-        while let Some(engine) = engine.upgrade() {
-            engine.increment_epoch();
-            drop(engine);
-            thread::sleep(TICK);
-        }
-    };
-    thread::Builder::new().name("epoch".into()).spawn(tick).context("cannot start the thread that interrupts guests")?;
-    Ok(())
 }

@@ -22,6 +22,7 @@ use super::{
     engine::Running,
     limits::{self, FIXED, Limits, Size, shape},
     meter::{Meter, Metered},
+    ticker::Ticker,
 };
 use crate::reconcile::Failure;
 
@@ -80,6 +81,7 @@ pub struct Sandbox {
     meter: Arc<Meter>,
     limits: Limits,
     stack: usize,
+    ticker: Ticker,
 }
 
 impl Sandbox {
@@ -115,12 +117,13 @@ impl Sandbox {
             // Not `Yield`: that wakes itself at once and starves tokio's timers.
             Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
         });
-        Self { store, meter, limits, stack: engine.stack }
+        Self { store, meter, limits, stack: engine.stack, ticker: engine.ticker.clone() }
     }
 
     /// Runs a call in it to its end. Dropping the future stops the guest and aborts its requests.
     pub async fn run<T>(self, call: impl AsyncFnOnce(&mut Store<State>) -> wasmtime::Result<T> + Send) -> Ended<T> {
-        let Self { mut store, meter, limits, stack } = self;
+        let Self { mut store, meter, limits, stack, ticker } = self;
+        let _ticking = ticker.guest();
         let result = Metered { meter, call: Box::pin(call(&mut store)) }.await;
         let state = store.data();
         let met = state.hooks.met();

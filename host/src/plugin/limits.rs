@@ -7,9 +7,6 @@ use crate::package::{Config, RunLimits};
 
 mod flags;
 
-/// Length of an epoch: how often a guest that computes gives way to others and its CPU time is looked at.
-pub const TICK: Duration = Duration::from_millis(10);
-
 /// Sandboxes that run at once, over all plugins. Each reserves address space, not memory: two linear memories of 4 GiB.
 pub const SANDBOXES: u32 = 512;
 

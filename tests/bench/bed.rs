@@ -128,6 +128,20 @@ impl Bed {
         object
     }
 
+    /// How much JSON the objects of a kind are, without `managedFields`. A storage that was set up anew answers 429 for a while.
+    pub async fn bytes(&self, kind: Resource) -> usize {
+        let api = self.cluster.api(kind);
+        eventually(NOTICED, async || {
+            let objects = api.list(&ListParams::default()).await.map_err(|error| error.to_string())?.items;
+            let text = |mut object: DynamicObject| {
+                object.metadata.managed_fields = None;
+                serde_json::to_string(&object).map_or(0, |text| text.len())
+            };
+            Ok::<_, String>(objects.into_iter().map(text).sum())
+        })
+        .await
+    }
+
     async fn until_statuses_are_given(&self, kind: Resource, given: bool) {
         let api = self.cluster.api(kind);
         let probe = self.settled(kind, "probe", 0);

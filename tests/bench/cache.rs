@@ -27,7 +27,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         bed.plugin(KIND).await?;
         bed.seed(KIND, count, size).await?;
         #[expect(clippy::cast_precision_loss, reason = "bytes")]
-        let json = bed.cluster.list(KIND, "").await.iter().map(|object| object.to_string().len()).sum::<usize>() as f64;
+        let json = bed.bytes(KIND).await as f64;
         let (mut steady, mut peaks, mut times) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let mut empty = 0.0;
         for system in System::ALL {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use berth_tests::{
     cluster::{Cluster, ready_reason, ready_status},
-    eventually::{always, eventually},
+    eventually::{always, eventually, scaled},
     host::{Flags, Host},
     resource::Resource,
     stage::{SOON, berth, probe, probing, settling},
@@ -33,13 +33,14 @@ async fn stays_untouched(cluster: &Cluster, name: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_only_traps_has_its_circuit_opened_and_nothing_is_dropped() {
     let cluster = Cluster::shared().await;
-    let host = probing(&cluster, &probe(&json!({})), "backoff: {base: 200ms, max: 200ms}\n").await;
-    for number in 0..10 {
+    let objects = scaled(10, 500);
+    for number in 0..objects {
         cluster.create(Resource::PROBE, &format!("p{number}"), json!({"do": "trap"})).await;
     }
+    let host = probing(&cluster, &probe(&json!({})), "backoff: {base: 200ms, max: 200ms}\n").await;
     until_open(&host, 1.0).await;
     let opened = Instant::now();
-    for number in 0..10 {
+    for number in 0..objects {
         cluster.patch(Resource::PROBE, &format!("p{number}"), json!({"spec": {"do": "ok"}})).await;
     }
     // It probes after ten seconds.
@@ -50,7 +51,7 @@ async fn a_handler_that_only_traps_has_its_circuit_opened_and_nothing_is_dropped
     .await;
     let plugin = cluster.get_in(cluster.system(), Resource::PLUGIN, "probe").await;
     assert_eq!((ready_status(&plugin), ready_reason(&plugin)), ("False", "CircuitOpen"), "{plugin}");
-    for number in 0..10 {
+    for number in 0..objects {
         cluster.until_phase(Resource::PROBE, &format!("p{number}"), "Done", SOON).await;
     }
     until_open(&host, 0.0).await;

@@ -198,7 +198,6 @@ impl Runtime {
     /// The code of a component that is in the cache and can be mapped.
     async fn load(self: &Arc<Self>, package: &Package) -> anyhow::Result<Option<Arc<Code<Linked>>>> {
         let (runtime, digest) = (self.clone(), package.digest);
-        // Its checksum is of some megabytes.
         let artefact = tokio::task::spawn_blocking(move || runtime.cache.load(&digest)).await??;
         let Some(artefact) = artefact else { return Ok(None) };
         let link = self.link.clone();
@@ -206,7 +205,7 @@ impl Runtime {
         match code.get().await {
             // What it lacks is not that of the cache.
             Err(error) if !error.is::<Unlinked>() => {
-                self.cache.refuse(&digest);
+                self.cache.remove(&digest);
                 Err(error)
             }
             _ => Ok(Some(code)),
@@ -214,7 +213,7 @@ impl Runtime {
     }
 
     /// Asks a trial instance for its claim, without any capability.
-    async fn describe(&self, package: &Package, component: &ReconcilerPre<State>) -> Result<Claim, Refusal> {
+    async fn describe(&self, package: &Package, component: &Linked) -> Result<Claim, Refusal> {
         let failed = |failure: String| Refusal::new(reason::TRIAL_FAILED, format!("Its `describe` failed in a trial: {failure}."));
         let _admitted = self.shares.of(&package.name).admit(Limits::TRIAL.memory).await;
         let speaker = Speaker { plugin: package.name.as_str().into(), digest: package.digest.short().into(), object: "describe".into() };

@@ -62,32 +62,26 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The artefact of a component, if it is here.
+    /// The artefact of a component, if it is here. What is in it is checked when it is mapped.
     ///
     /// # Errors
     /// It is not as it was stored; it is removed.
     pub fn load(&self, digest: &Digest) -> Result<Option<Artefact>> {
         let path = self.path(digest, ARTEFACT);
-        self.checked(digest, &path).inspect_err(|_| self.remove(digest)).with_context(|| path.display().to_string())
+        self.open_private(digest, &path).inspect_err(|_| self.remove(digest)).with_context(|| path.display().to_string())
     }
 
-    /// Drops an artefact that cannot be mapped.
-    pub fn refuse(&self, digest: &Digest) {
-        self.remove(digest);
-    }
-
-    fn checked(&self, digest: &Digest, path: &Path) -> Result<Option<Artefact>> {
-        let mut file = match File::options().read(true).open(path) {
+    fn open_private(&self, digest: &Digest, path: &Path) -> Result<Option<Artefact>> {
+        let file = match File::options().read(true).open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         private(&fs::symlink_metadata(path)?)?;
         let sum = fs::read_to_string(self.path(digest, CHECKSUM)).context("it has no checksum")?.trim().to_owned();
-        ensure!(checksum(&mut file)? == sum, "its checksum does not match");
         // Marks the use, for the order in which files go; a failure costs at most a compilation.
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
-        Ok(Some(Artefact { file, sum }))
+        Ok(Some(Artefact { file, path: path.to_owned(), sum }))
     }
 
     /// Where a compiler may write before [`Self::store`].
@@ -114,7 +108,8 @@ impl Cache {
         self.directory.join(format!("{}-{:016x}.{kind}", digest.hex(), self.compatibility))
     }
 
-    fn remove(&self, digest: &Digest) {
+    /// Drops an artefact, such as one that cannot be mapped.
+    pub fn remove(&self, digest: &Digest) {
         for kind in [ARTEFACT, CHECKSUM] {
             let _ = fs::remove_file(self.path(digest, kind));
         }
@@ -150,10 +145,12 @@ impl Cache {
     }
 }
 
-/// A compiled component that was checked. The file is open, so it can be mapped even when it is no longer in the cache.
+/// A compiled component. The file is open, so it can be mapped even when it is no longer in the cache.
 #[derive(Debug)]
 pub struct Artefact {
     file: File,
+    /// Where it was, for messages.
+    path: PathBuf,
     sum: String,
 }
 
@@ -161,11 +158,15 @@ impl Artefact {
     /// Maps it.
     ///
     /// # Errors
-    /// It is not as it was when it was opened, or wasmtime cannot use it.
+    /// It is not as it was stored, or wasmtime cannot use it.
     pub fn map(&self, engine: &Engine) -> Result<Component> {
+        self.checked(engine).with_context(|| self.path.display().to_string())
+    }
+
+    fn checked(&self, engine: &Engine) -> Result<Component> {
         let mut file = &self.file;
         file.rewind()?;
-        ensure!(checksum(&mut file)? == self.sum, "the checksum of its compiled code does not match any more");
+        ensure!(checksum(&mut file)? == self.sum, "its checksum does not match");
         // By its descriptor, not by its name: what was checked is what is mapped.
         Ok(mapped::component(engine, Path::new(&format!("/proc/self/fd/{}", self.file.as_raw_fd())))?)
     }

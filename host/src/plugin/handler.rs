@@ -5,8 +5,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 
 use super::{
-    Runtime,
-    bindings::ReconcilerPre,
+    Linked, Runtime,
     capability::{
         cluster::Reads,
         gate::{Gate, Rights},
@@ -15,7 +14,7 @@ use super::{
     },
     code::Code,
     convert,
-    instance::{Ended, Sandbox, State, deadline, too_long},
+    instance::{Ended, Sandbox, deadline, too_long},
     limits::{Limits, SENTENCE},
     shares::Share,
 };
@@ -29,7 +28,7 @@ use crate::{
 /// Everything that the runs of it have in common.
 pub(super) struct Handler {
     pub runtime: Arc<Runtime>,
-    pub code: Arc<Code<ReconcilerPre<State>>>,
+    pub code: Arc<Code<Linked>>,
     pub claim: Arc<Claim>,
     pub plugin: Arc<str>,
     pub share: Arc<Share>,
@@ -63,7 +62,7 @@ impl Handler {
         }
     }
 
-    async fn call(&self, component: &ReconcilerPre<State>, request: &Request) -> Result<Outcome, Failure> {
+    async fn call(&self, component: &Linked, request: &Request) -> Result<Outcome, Failure> {
         let object = request.key.object.to_string().into();
         let log = Log::new(Speaker { plugin: self.plugin.clone(), digest: self.digest.clone(), object }, self.limits);
         let gate = Gate::new(log.clone(), Some(self.rights.clone()));

@@ -10,6 +10,6 @@ use wasmtime::{Engine, component::Component};
 /// was just compared. wasmtime itself checks that it is of the same version and settings.
 #[allow(unsafe_code, reason = "deserialize_file trusts the file: it is native code")]
 pub(super) fn component(engine: &Engine, path: &Path) -> wasmtime::Result<Component> {
-    // SAFETY: see above; `Artefact::map` is the only caller and does what the contract asks.
+    // SAFETY: see above; `Artefact::checked` is the only caller and does what the contract asks.
     unsafe { Component::deserialize_file(engine, path) }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -74,9 +74,15 @@ impl Bed {
 
     /// Delivers the shipped plugin of a kind, as it ships.
     pub async fn plugin(&self, kind: Resource) -> anyhow::Result<()> {
-        let (name, component) = if kind == Resource::EMAIL { ("email-request", "email_request") } else { ("report-job", "report_job") };
+        let component = if kind == Resource::EMAIL { "email_request" } else { "report_job" };
+        self.plugin_as(kind, &guest(component)).await
+    }
+
+    /// Delivers another component as the plugin of a kind.
+    pub async fn plugin_as(&self, kind: Resource, component: &[u8]) -> anyhow::Result<()> {
+        let name = if kind == Resource::EMAIL { "email-request" } else { "report-job" };
         let config = workspace::deploy(&format!("plugins/{name}.yaml"))?;
-        self.cluster.push(name, &guest(component), &config).await;
+        self.cluster.push(name, component, &config).await;
         Ok(())
     }
 
@@ -157,7 +163,21 @@ impl Bed {
         .await;
     }
 
-    async fn create(&self, kind: Resource, objects: Vec<DynamicObject>) -> anyhow::Result<()> {
+    /// Creates an object that wants something to be done at each beat, until it is told to stop. Returns how many.
+    pub async fn keep_filling(&self, kind: Resource, prefix: &str, beat: Duration, stop: &AtomicBool) -> anyhow::Result<usize> {
+        let api = self.cluster.api(kind);
+        let mut beat = tokio::time::interval(beat);
+        let mut created = 0;
+        while !stop.load(Ordering::Relaxed) {
+            beat.tick().await;
+            api.create(&PostParams::default(), &self.wanting(kind, &format!("{prefix}{created}"))).await?;
+            created += 1;
+        }
+        Ok(created)
+    }
+
+    /// Creates objects, many at once.
+    pub async fn create(&self, kind: Resource, objects: Vec<DynamicObject>) -> anyhow::Result<()> {
         let count = objects.len();
         let api = self.cluster.api(kind);
         let params = PostParams::default();
@@ -188,7 +208,7 @@ impl Bed {
         Ok(Instant::now())
     }
 
-    /// Waits until every object of a kind is settled, with as few requests as that takes.
+    /// Waits until every object of a kind is settled.
     pub async fn until_all_settled(&self, kind: Resource) {
         let phase = if kind == Resource::EMAIL { "Sent" } else { "Done" };
         eventually(Duration::from_secs(120), async || {

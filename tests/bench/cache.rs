@@ -11,7 +11,7 @@ use crate::{
     bed::Bed,
     figure::{Aim, Figure},
     quick,
-    system::{Operator, System, Work},
+    system::{Memory, Operator, System, Work},
 };
 
 /// After the list is complete.
@@ -21,6 +21,9 @@ const KIND: Resource = Resource::EMAIL;
 
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
+    let none = Bed::new("empty").await?;
+    none.plugin(KIND).await?;
+    let (empty, _) = at_rest(&none, System::Berth).await?;
     let sizes = quick(&[(10_000, 2_400)][..], &[(10_000, 500), (10_000, 2_400), (10_000, 10_000), (100_000, 500)]);
     for &(count, size) in sizes {
         let bed = Bed::new("cache").await?;
@@ -29,31 +32,17 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         #[expect(clippy::cast_precision_loss, reason = "bytes")]
         let json = bed.bytes(KIND).await as f64;
         let (mut steady, mut peaks, mut times) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut empty = 0.0;
         for system in System::ALL {
             if system == System::Kopf && count > 10_000 {
                 continue;
             }
-            let started = Instant::now();
-            let mut operator = Operator::synced(&bed, system, &Work::of(KIND)).await?;
-            let time = started.elapsed();
-            tokio::time::sleep(QUIET).await;
-            let memory = operator.memory()?;
+            let (memory, time) = at_rest(&bed, system).await?;
             eprintln!(
                 "P6: {system:>18}: {count} objects, {:.1} MB of JSON: {:.1} MB, at most {:.1} MB, in {time:.1?}",
                 json / MB,
                 memory.private / MB,
                 memory.peak / MB
             );
-            operator.kill();
-            if system == System::Berth {
-                let none = Bed::new("empty").await?;
-                none.plugin(KIND).await?;
-                let mut operator = Operator::synced(&none, system, &Work::of(KIND)).await?;
-                tokio::time::sleep(QUIET).await;
-                empty = operator.memory()?.private;
-                operator.kill();
-            }
             steady.insert(system, vec![memory.private / MB]);
             peaks.insert(system, vec![memory.peak / MB]);
             times.insert(system, vec![time.as_secs_f64()]);
@@ -62,7 +51,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         #[expect(clippy::cast_precision_loss, reason = "a number of objects")]
         let bound = (1.3 * json + 400.0 * count as f64) / MB;
         let ours = steady[&System::Berth][0];
-        let cache = ours - empty / MB;
+        let cache = ours - empty.private / MB;
         let aims: &[Aim] = if size == 2_400 { &[Aim::AtMost(40.0)] } else { &[] };
         figures.push(Figure::new("P6", &format!("{what}, memory in all"), "MB", &steady, aims));
         let name = format!("{what} ({:.1} MB of JSON), what they add", json / MB);
@@ -71,4 +60,15 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         figures.push(Figure::new("P6", &format!("{what}, start until listed"), "s", &times, &[]));
     }
     Ok(figures)
+}
+
+/// Memory of a system that has listed everything, and how long that took.
+pub async fn at_rest(bed: &Bed, system: System) -> anyhow::Result<(Memory, Duration)> {
+    let started = Instant::now();
+    let mut operator = Operator::synced(bed, system, &Work::of(KIND)).await?;
+    let time = started.elapsed();
+    tokio::time::sleep(QUIET).await;
+    let memory = operator.memory()?;
+    operator.kill();
+    Ok((memory, time))
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use berth_tests::{
+    component::relabelled,
     resource::Resource,
     stage::{guest, probe},
 };
@@ -10,7 +11,6 @@ use serde_json::json;
 
 use crate::{
     bed::Bed,
-    component::relabelled,
     figure::{Aim, Figure},
     idle::until_serving,
     system::{Operator, System, Work},
@@ -30,8 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(3 * 3600);
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::new("endurance").await?;
     bed.plugin(Resource::EMAIL).await?;
-    bed.cluster.push("probe", &probe(&json!({})), CONFIG).await;
-    let mut host = Operator::start(&bed, System::Berth, &Work { kinds: Vec::new(), ..Work::of(Resource::EMAIL) }).await?;
+    bed.cluster.push("probe", &probe(&json!({})), "").await;
+    let mut host = Operator::start(&bed, System::Berth, &Work::on(&[])).await?;
     until_serving(&mut host, 2).await?;
     for number in 0..OBJECTS {
         bed.cluster.create(Resource::PROBE, &format!("again{number}"), json!({"do": "requeue0"})).await;
@@ -53,8 +53,8 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         anyhow::ensure!(started.elapsed() < PATIENCE, "{done} reconciles after {PATIENCE:?}\n{}", host.log_tail());
         if reloaded.elapsed() >= RELOAD {
             (reloaded, reloads) = (Instant::now(), reloads + 1);
-            bed.cluster.push("probe", &relabelled(&probe(&json!({})), &format!("reload {reloads}")), CONFIG).await;
-            bed.cluster.push("email-request", &relabelled(&guest("email_request"), &format!("reload {reloads}")), CONFIG_OF_MAIL).await;
+            bed.cluster.push("probe", &relabelled(&probe(&json!({})), &format!("reload {reloads}")), "").await;
+            bed.plugin_as(Resource::EMAIL, &relabelled(&guest("email_request"), &format!("reload {reloads}"))).await?;
         }
     }
     let rate = RECONCILES / started.elapsed().as_secs_f64();
@@ -68,6 +68,3 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         Figure::alone("P14", "reconciles without a write", "1/s", &[rate], &[]),
     ])
 }
-
-const CONFIG: &str = "concurrency: 16\n";
-const CONFIG_OF_MAIL: &str = "settings: {gateway: http://mail.demo}\nallowedHosts: [http://mail.demo:80]\n";

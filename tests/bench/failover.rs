@@ -6,7 +6,6 @@ use std::{
 };
 
 use berth_tests::{ledger::unix_ms, resource::Resource};
-use kube::api::PostParams;
 
 use crate::{
     bed::Bed,
@@ -33,7 +32,7 @@ enum Signal {
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::new("failover").await?;
     bed.plugin(KIND).await?;
-    deliver(&bed, HANDLERS).await?;
+    deliver(&bed, HANDLERS).await;
     bed.seed(KIND, OBJECTS, 500).await?;
     let mut leader = start(&bed).await?;
     let (mut ended, mut killed) = (Vec::new(), Vec::new());
@@ -70,17 +69,8 @@ async fn start(bed: &Bed) -> anyhow::Result<Operator> {
 /// Seconds from the signal to the end of the longest gap between two effects after it.
 async fn takeover(bed: &Bed, mut leader: Operator, signal: Signal, round: usize) -> anyhow::Result<f64> {
     let stop = AtomicBool::new(false);
-    let stream = async {
-        let api = bed.cluster.api(KIND);
-        let mut beat = tokio::time::interval(BEAT);
-        let mut number = 0_u32;
-        while !stop.load(Ordering::Relaxed) {
-            beat.tick().await;
-            api.create(&PostParams::default(), &bed.wanting(KIND, &format!("{signal:?}-{round}-{number}").to_lowercase())).await?;
-            number += 1;
-        }
-        anyhow::Ok(number as usize)
-    };
+    let prefix = format!("{signal:?}-{round}-").to_lowercase();
+    let stream = bed.keep_filling(KIND, &prefix, BEAT, &stop);
     let before = bed.gateway.delivered();
     let act = async {
         bed.until_effects(KIND, before + 100, Duration::from_secs(60)).await?;

@@ -6,6 +6,7 @@ use berth_tests::resource::Resource;
 
 use crate::{
     bed::Bed,
+    cache::at_rest,
     drain::drain_on,
     figure::{Aim, Figure},
     idle::{deliver, until_serving},
@@ -28,9 +29,10 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         let (rate, cpu) = drain_on(&bed, System::Berth, KIND, count as usize).await?;
         let bed = Bed::new("growth").await?;
         bed.plugin(KIND).await?;
-        let empty = memory(&bed).await?;
+        let (empty, _) = at_rest(&bed, System::Berth).await?;
         bed.seed(KIND, count as usize, 2_400).await?;
-        let each = (memory(&bed).await? - empty) / f64::from(count);
+        let (full, _) = at_rest(&bed, System::Berth).await?;
+        let each = (full.dirty - empty.dirty) / f64::from(count);
         let look = cost_of_a_look(&bed, System::Berth, count, Duration::from_secs(10)).await?;
         eprintln!("P12: {count} objects: {rate:.0}/s, {:.3} ms, {each:.0} B, {:.1} µs", cpu * 1e3, look * 1e6);
         let (cpu_of_one, each_of_one, look_of_one) = *first.get_or_insert((cpu, each, look));
@@ -44,7 +46,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     for plugins in [1_u32, 4, 16, 64] {
         let bed = Bed::new("plugins").await?;
         bed.plugin(KIND).await?;
-        deliver(&bed, plugins - 1).await?;
+        deliver(&bed, plugins - 1).await;
         // Compiled before, so that no compiler runs beside what is measured.
         let mut host = Operator::start(&bed, System::Berth, &Work::of(KIND)).await?;
         until_serving(&mut host, plugins).await?;
@@ -57,13 +59,4 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         figures.push(Figure::alone("P12", &format!("{plugins} plugins: CPU of a reconcile"), "ms", &[cpu * 1e3], &aims));
     }
     Ok(figures)
-}
-
-/// What a host that has listed everything has written to.
-async fn memory(bed: &Bed) -> anyhow::Result<f64> {
-    let mut host = Operator::synced(bed, System::Berth, &Work::of(KIND)).await?;
-    tokio::time::sleep(Duration::from_secs(20)).await;
-    let memory = host.memory()?.dirty;
-    host.kill();
-    Ok(memory)
 }

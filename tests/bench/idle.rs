@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use berth_tests::{cluster::cluster_role, resource::Resource, stage::probe};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use crate::{
@@ -71,20 +71,17 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
 /// Megabytes of a host with so many handlers, each a component and a kind of its own, with so many objects each.
 async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
     let bed = Bed::new("hosted").await?;
-    deliver(&bed, handlers).await?;
-    let mut host = Operator::start(&bed, System::Berth, &Work { kinds: Vec::new(), ..Work::of(Resource::EMAIL) }).await?;
+    deliver(&bed, handlers).await;
+    let mut host = Operator::start(&bed, System::Berth, &Work::on(&[])).await?;
     until_serving(&mut host, handlers).await?;
     for number in 0..handlers {
-        let kind = Idle(number);
-        let names: Vec<String> = (0..objects).map(|object| format!("o{object}")).collect();
-        for name in names {
-            let object = json!({"apiVersion": format!("{GROUP}/v1"), "kind": kind.kind(), "metadata": {"name": name, "namespace": bed.cluster.namespace()}});
-            bed.cluster.install([object]).await;
-        }
+        let metadata = |object| json!({"name": format!("o{object}"), "namespace": bed.cluster.namespace()});
+        let object = |object| json!({"apiVersion": format!("{GROUP}/v1"), "kind": Idle(number).kind(), "metadata": metadata(object)});
+        bed.cluster.install((0..objects).map(object)).await;
     }
     // What it compiled with is another process, and what it started with is given back by a new start.
     host.kill();
-    host = Operator::start(&bed, System::Berth, &Work { kinds: Vec::new(), ..Work::of(Resource::EMAIL) }).await?;
+    host = Operator::start(&bed, System::Berth, &Work::on(&[])).await?;
     until_serving(&mut host, handlers).await?;
     // What was opened for a thousand first runs at once is closed after 90 s.
     tokio::time::sleep(if objects > 0 { QUIET * 8 } else { QUIET }).await;
@@ -95,22 +92,18 @@ async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
 }
 
 /// Kinds, and a plugin for each.
-pub async fn deliver(bed: &Bed, handlers: u32) -> anyhow::Result<()> {
+pub async fn deliver(bed: &Bed, handlers: u32) {
     if handlers == 0 {
-        return Ok(());
+        return;
     }
     let role = format!("berth-bench-{}", bed.cluster.namespace());
     bed.cluster.install([cluster_role(&role, GROUP, "*")]).await;
     bed.cluster.install((0..handlers).map(|number| Idle(number).crd())).await;
-    stream::iter(0..handlers)
-        .map(async |number| {
-            let kind = Idle(number);
-            bed.cluster.push(&kind.plural(), &probe(&kind.claim()), "").await;
-            anyhow::Ok(())
-        })
-        .buffer_unordered(4)
-        .try_collect()
-        .await
+    let push = async |number| {
+        let kind = Idle(number);
+        bed.cluster.push(&kind.plural(), &probe(&kind.claim()), "").await;
+    };
+    stream::iter(0..handlers).for_each_concurrent(4, push).await;
 }
 
 /// Waits until the host serves so many plugins.

@@ -98,6 +98,17 @@ impl Seen {
         Ok(Self { sent, watch: watch.abort_handle() })
     }
 
+    /// How long mails take from their creation until they are sent, one after the other: milliseconds of each.
+    pub async fn sample(bed: &Bed, prefix: &str, count: usize) -> anyhow::Result<Vec<f64>> {
+        let mut seen = Self::of(bed).await?;
+        let mut times = Vec::new();
+        for number in 0..count {
+            times.push(seen.until_sent(bed, &format!("{prefix}{number}")).await? * 1e3);
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(times)
+    }
+
     /// Creates a mail and waits until it is sent: in seconds from the one to the other.
     pub async fn until_sent(&mut self, bed: &Bed, name: &str) -> anyhow::Result<f64> {
         let started = Instant::now();

@@ -7,7 +7,6 @@
 
 mod bed;
 mod cache;
-mod component;
 mod drain;
 mod endurance;
 mod failover;

@@ -1,21 +1,19 @@
 //! P9: how long mails take while the handler of another kind misbehaves on the same host.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use berth_tests::{eventually::eventually, resource::Resource, stage::probe};
-use futures::{StreamExt, stream};
-use serde_json::{Value, json};
+use berth_tests::{resource::Resource, stage::probe};
+use serde_json::json;
 
 use crate::{
     bed::Bed,
     figure::{Aim, Figure, percentile},
+    idle::until_serving,
     latency::Seen,
     system::{Operator, System, Work},
 };
 
 const SAMPLES: usize = 200;
-/// Between two samples.
-const PAUSE: Duration = Duration::from_millis(20);
 
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
@@ -30,15 +28,12 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         bed.plugin(Resource::EMAIL).await?;
         bed.cluster.push("probe", &probe(&json!({})), "").await;
         let mut host = Operator::synced(&bed, System::Berth, &Work::of(Resource::EMAIL)).await?;
-        eventually(Duration::from_secs(30), async || match host.metrics().await {
-            Ok(metrics) if metrics.value("berth_plugin_info", &[("plugin", "probe")]).is_some() => Ok(()),
-            _ => Err("the probe does not serve"),
-        })
-        .await;
-        let alone = sample(&bed, "alone").await?;
-        fill(&bed, &spec, count).await;
+        until_serving(&mut host, 2).await?;
+        let alone = Seen::sample(&bed, "alone", SAMPLES).await?;
+        let object = |number| Resource::PROBE.object(bed.cluster.namespace(), &format!("n{number}"), spec.clone());
+        bed.create(Resource::PROBE, (0..count).map(object).collect()).await?;
         let started = Instant::now();
-        let beside = sample(&bed, "beside").await?;
+        let beside = Seen::sample(&bed, "beside", SAMPLES).await?;
         let time = started.elapsed();
         host.kill();
         let (alone, beside) = (percentile(&alone, 0.99), percentile(&beside, 0.99));
@@ -52,20 +47,4 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         ));
     }
     Ok(figures)
-}
-
-async fn sample(bed: &Bed, prefix: &str) -> anyhow::Result<Vec<f64>> {
-    let mut seen = Seen::of(bed).await?;
-    let mut times = Vec::new();
-    for number in 0..SAMPLES {
-        times.push(seen.until_sent(bed, &format!("{prefix}{number}")).await? * 1e3);
-        tokio::time::sleep(PAUSE).await;
-    }
-    Ok(times)
-}
-
-async fn fill(bed: &Bed, spec: &Value, count: usize) {
-    stream::iter(0..count)
-        .for_each_concurrent(32, async |number| drop(bed.cluster.create(Resource::PROBE, &format!("n{number}"), spec.clone()).await))
-        .await;
 }

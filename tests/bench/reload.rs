@@ -1,17 +1,16 @@
 //! P4: a plugin is changed while it works. From the write of its ConfigMap to the first object that the new version has finished.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
-use berth_tests::{resource::Resource, stage::guest, workspace};
+use berth_tests::{component::relabelled, resource::Resource, stage::guest};
 use futures::TryStreamExt;
-use kube::api::{PostParams, WatchEvent, WatchParams};
+use kube::api::{ListParams, WatchEvent, WatchParams};
 
 use crate::{
     bed::Bed,
-    component::relabelled,
     figure::{Aim, Figure, percentile},
     idle::{deliver, until_serving},
     latency::Seen,
@@ -23,34 +22,31 @@ const RELOADS: usize = 100;
 const OTHERS: u32 = 49;
 /// Between two new jobs.
 const BEAT: Duration = Duration::from_millis(20);
-/// Between two samples of the other kind.
-const PAUSE: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::new("reload").await?;
     bed.plugin(Resource::EMAIL).await?;
     bed.plugin(Resource::JOB).await?;
-    deliver(&bed, OTHERS - 1).await?;
-    let work = Work { kinds: vec![Resource::EMAIL, Resource::JOB], ..Work::of(Resource::EMAIL) };
+    deliver(&bed, OTHERS - 1).await;
+    let work = Work::on(&[Resource::EMAIL, Resource::JOB]);
     let mut host = Operator::synced(&bed, System::Berth, &work).await?;
     until_serving(&mut host, OTHERS + 1).await?;
     let stop = AtomicBool::new(false);
-    let created = AtomicUsize::new(0);
-    let jobs = stream_of_jobs(&bed, &stop, &created);
+    let jobs = bed.keep_filling(Resource::JOB, "j", BEAT, &stop);
     let reloads = async {
         // Both are as busy before as during.
-        let alone = mails(&bed, "alone", RELOADS * 2).await?;
-        let memory = (settled(&bed, &host).await?, host.cpu()?);
-        let (fresh, during) = tokio::try_join!(reload_all(&bed, true), mails(&bed, "fresh", RELOADS * 2))?;
+        let alone = Seen::sample(&bed, "alone", RELOADS * 2).await?;
+        let before = settled(&host).await?;
+        let (fresh, during) = tokio::try_join!(reload_all(&bed, true), Seen::sample(&bed, "fresh", RELOADS * 2))?;
         let known = reload_all(&bed, false).await?;
-        let after = settled(&bed, &host).await?;
+        let after = settled(&host).await?;
         stop.store(true, Ordering::Relaxed);
-        anyhow::Ok((alone, during, fresh, known, after - memory.0))
+        anyhow::Ok((alone, during, fresh, known, after - before))
     };
-    let ((), (alone, during, fresh, known, drift)) = tokio::try_join!(jobs, reloads)?;
+    let (created, (alone, during, fresh, known, drift)) = tokio::try_join!(jobs, reloads)?;
     bed.until_all_settled(Resource::JOB).await;
-    let lost = created.load(Ordering::Relaxed).saturating_sub(bed.exporter.exported());
+    let lost = created.saturating_sub(bed.exporter.exported());
     host.kill();
     #[expect(clippy::cast_precision_loss, reason = "a number of objects")]
     let lost = lost as f64;
@@ -71,37 +67,14 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// A new job every beat.
-async fn stream_of_jobs(bed: &Bed, stop: &AtomicBool, created: &AtomicUsize) -> anyhow::Result<()> {
-    let api = bed.cluster.api(Resource::JOB);
-    let mut beat = tokio::time::interval(BEAT);
-    while !stop.load(Ordering::Relaxed) {
-        beat.tick().await;
-        let number = created.fetch_add(1, Ordering::Relaxed);
-        api.create(&PostParams::default(), &bed.wanting(Resource::JOB, &format!("j{number}"))).await?;
-    }
-    Ok(())
-}
-
-async fn mails(bed: &Bed, prefix: &str, count: usize) -> anyhow::Result<Vec<f64>> {
-    let mut seen = Seen::of(bed).await?;
-    let mut times = Vec::new();
-    for number in 0..count {
-        times.push(seen.until_sent(bed, &format!("{prefix}{number}")).await? * 1e3);
-        tokio::time::sleep(PAUSE).await;
-    }
-    Ok(times)
-}
-
 /// The host's memory once the last version has been stable for a while.
-async fn settled(_: &Bed, host: &Operator) -> anyhow::Result<f64> {
+async fn settled(host: &Operator) -> anyhow::Result<f64> {
     tokio::time::sleep(Duration::from_secs(15)).await;
     Ok(host.memory()?.private)
 }
 
 /// Seconds for each of a hundred reloads, between two versions that differ in what they write. `fresh` gives each a digest of its own.
 async fn reload_all(bed: &Bed, fresh: bool) -> anyhow::Result<Vec<f64>> {
-    let config = workspace::deploy("plugins/report-job.yaml")?;
     let mut times = Vec::new();
     for number in 0..RELOADS {
         let second = number % 2 == 0;
@@ -109,13 +82,12 @@ async fn reload_all(bed: &Bed, fresh: bool) -> anyhow::Result<Vec<f64>> {
         let component = if fresh { relabelled(&component, &format!("reload {number}")) } else { component };
         // Both are known from the second time on, the first from the start.
         if !fresh && number == 0 {
-            bed.cluster.push("report-job", &component, &config).await;
+            bed.plugin_as(Resource::JOB, &component).await?;
             until_done_by(bed, second).await?;
             continue;
         }
         let started = Instant::now();
-        let (_, done) = tokio::join!(bed.cluster.push("report-job", &component, &config), until_done_by(bed, second));
-        done?;
+        tokio::try_join!(bed.plugin_as(Resource::JOB, &component), until_done_by(bed, second))?;
         times.push(started.elapsed().as_secs_f64());
         // On to the next once the trial is over: one reload at a time.
         tokio::time::sleep(Duration::from_millis(700)).await;
@@ -126,7 +98,7 @@ async fn reload_all(bed: &Bed, fresh: bool) -> anyhow::Result<Vec<f64>> {
 /// Waits for a job that this version has finished, as its message tells.
 async fn until_done_by(bed: &Bed, second: bool) -> anyhow::Result<()> {
     let api = bed.cluster.api(Resource::JOB);
-    let now = api.list_metadata(&kube::api::ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+    let now = api.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
     let mut events = std::pin::pin!(api.watch(&WatchParams::default(), &now).await?);
     let found = async {
         while let Some(event) = events.try_next().await? {

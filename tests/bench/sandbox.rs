@@ -21,7 +21,7 @@ use berth_tests::{stage::guest, workspace};
 use futures::future::{BoxFuture, FutureExt};
 use serde_json::json;
 
-use crate::figure::{Aim, Figure};
+use crate::figure::{Aim, Figure, Spread};
 
 const ROUNDS: usize = 20;
 const RUNS: u32 = 500;
@@ -33,11 +33,10 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let runtime = Runtime::new(RuntimeConfig::new(workspace::berth()?, folder.path().join("compiled")))?;
     let component: bytes::Bytes = guest("report_job").into();
-    let config = Config::parse(b"settings: {exporter: http://reports.demo}\nallowedHosts: [http://reports.demo:80]\n")
-        .map_err(|error| anyhow!("{error:?}"))?;
+    let refused = |refusal| anyhow!("{refusal:?}");
+    let config = Config::parse(workspace::deploy("plugins/report-job.yaml")?.as_bytes()).map_err(refused)?;
     let digest = Digest::of(&component);
     let package = Package { name: "report-job".into(), component, digest, config, config_hash: String::new() };
-    let refused = |refusal| anyhow!("{refusal:?}");
     let handler = runtime.prepare(&package).await.map_err(refused)?.handler(&package).map_err(refused)?;
     let (gate, leadership) = fence::gate();
     gate.open(BootTime::now() + Duration::from_secs(3600));
@@ -73,12 +72,12 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
             }
             fresh.push(started.elapsed().as_secs_f64() * 1e6 / f64::from(RUNS));
         }
-        eprintln!("P2: {size} B: {:?} natively, {:?} in a sandbox", crate::figure::Spread::of(&native), crate::figure::Spread::of(&fresh));
+        eprintln!("P2: {size} B: {:?} natively, {:?} in a sandbox", Spread::of(&native), Spread::of(&fresh));
         let aims: Vec<Aim> = most.map(Aim::AtMost).into_iter().collect();
         figures.push(Figure::alone("P2", &format!("a run in a fresh sandbox with all limits, object of {size} B"), "µs", &fresh, &aims));
         figures.push(Figure::alone("P2", &format!("the same handler natively, object of {size} B"), "µs", &native, &[]));
         if size == 2_000 {
-            let share = (crate::figure::Spread::of(&fresh).median - crate::figure::Spread::of(&native).median) / RECONCILE * 100.0;
+            let share = (Spread::of(&fresh).median - Spread::of(&native).median) / RECONCILE * 100.0;
             let name = "what the sandbox adds, of the CPU of a reconcile by kube-rs (0.55 ms)";
             figures.push(Figure::alone("P2", name, "%", &[share], &[]));
         }

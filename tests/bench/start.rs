@@ -23,7 +23,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         let bed = Bed::new("start").await?.with_cold_cache();
         bed.plugin(Resource::EMAIL).await?;
         bed.plugin(Resource::JOB).await?;
-        deliver(&bed, handlers - 2).await?;
+        deliver(&bed, handlers - 2).await;
         bed.seed(Resource::EMAIL, OBJECTS, 500).await?;
         let cold = start(&bed, System::Berth, handlers).await?.as_secs_f64();
         eprintln!("P13: {handlers} plugins, nothing compiled yet: {cold:.2} s");
@@ -47,7 +47,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
 async fn start(bed: &Bed, system: System, handlers: u32) -> anyhow::Result<Duration> {
     // A Lease that the last one held has run out, or was released.
     let started = Instant::now();
-    let work = Work { kinds: vec![Resource::EMAIL, Resource::JOB], ..Work::of(Resource::EMAIL) };
+    let work = Work::on(&[Resource::EMAIL, Resource::JOB]);
     let mut operator = Operator::start(bed, system, &work).await?;
     if system == System::Berth {
         until_serving(&mut operator, handlers).await?;

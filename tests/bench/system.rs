@@ -7,7 +7,7 @@ use berth_tests::{
     client::Client,
     eventually::eventually,
     exposition::Exposition,
-    process::{Process, free_address},
+    process::{Process, free_address, kernel_number},
     resource::Resource,
     stage, workspace,
 };
@@ -63,7 +63,12 @@ pub struct Work {
 impl Work {
     /// On objects of one kind that nobody resyncs meanwhile.
     pub fn of(kind: Resource) -> Self {
-        Self { kinds: vec![kind], resync: Duration::from_secs(3600), kubeconfig: None }
+        Self::on(&[kind])
+    }
+
+    /// The same of several kinds, or of none that have to be listed.
+    pub fn on(kinds: &[Resource]) -> Self {
+        Self { kinds: kinds.to_vec(), resync: Duration::from_secs(3600), kubeconfig: None }
     }
 }
 
@@ -237,7 +242,7 @@ fn peer(bed: &Bed, system: System, face: SocketAddr, work: &Work) -> anyhow::Res
 }
 
 /// CPU time of a process.
-pub fn cpu(id: u32) -> anyhow::Result<Duration> {
+fn cpu(id: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{id}/stat");
     let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
     // The second field is a name in parentheses, which may hold anything.
@@ -248,14 +253,9 @@ pub fn cpu(id: u32) -> anyhow::Result<Duration> {
 }
 
 fn memory(id: u32) -> anyhow::Result<Memory> {
-    let field = |path: &str, name: &str| -> anyhow::Result<f64> {
-        let path = format!("/proc/{id}/{path}");
-        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let line = text.lines().find(|line| line.starts_with(name)).with_context(|| format!("{path} has no {name}"))?;
-        let kib: f64 = line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).context("a number of KiB")?;
-        Ok(kib * 1024.0)
-    };
-    let peak = field("status", "VmHWM:")? - field("status", "RssFile:")?;
-    let dirty = field("smaps_rollup", "Private_Dirty:")?;
-    Ok(Memory { private: dirty + field("smaps_rollup", "Private_Clean:")?, dirty, peak })
+    #[expect(clippy::cast_precision_loss, reason = "bytes")]
+    let bytes = |file: &str, field: &str| anyhow::Ok((kernel_number(id, file, field)? * 1024) as f64);
+    let peak = bytes("status", "VmHWM")? - bytes("status", "RssFile")?;
+    let dirty = bytes("smaps_rollup", "Private_Dirty")?;
+    Ok(Memory { private: dirty + bytes("smaps_rollup", "Private_Clean")?, dirty, peak })
 }

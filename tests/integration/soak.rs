@@ -10,6 +10,7 @@ use berth_tests::{
     cluster::Cluster,
     eventually::eventually,
     host::{Flags, Host},
+    process::kernel_number,
     resource::Resource,
     stage::Stage,
 };
@@ -257,15 +258,11 @@ impl Soak {
     }
 
     async fn size(&self) -> Size {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.second.id())).expect("it runs");
-        let field = |name: &str| {
-            let line = status.lines().find(|line| line.starts_with(name)).expect("Linux says so");
-            line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("a number")
-        };
+        let field = |name: &str| kernel_number(self.second.id(), "status", name).expect("it runs");
         let series = self.second.get("/metrics").await.expect("it answers").text();
         Size {
-            memory: field("RssAnon:"),
-            threads: field("Threads:"),
+            memory: field("RssAnon"),
+            threads: field("Threads"),
             watches: self.second.proxy.watches("").count(),
             series: series.lines().filter(|line| !line.starts_with('#')).count(),
         }

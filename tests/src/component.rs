@@ -1,4 +1,4 @@
-//! Components that are wrong in some way, made from bytes.
+//! Components that are wrong or otherwise in some way, made from bytes.
 
 use std::io::Write;
 
@@ -85,6 +85,11 @@ fn unleb(bytes: &[u8], at: &mut usize) -> usize {
             return number;
         }
     }
+}
+
+/// The same behaviour under another digest: a custom section of this name at the end.
+pub fn relabelled(component: &[u8], name: &str) -> Vec<u8> {
+    [component.to_vec(), section(0, &[leb(name.len()), name.as_bytes().to_vec()].concat())].concat()
 }
 
 /// As `*.wasm.gz`.

@@ -133,10 +133,16 @@ pub fn free_address() -> anyhow::Result<std::net::SocketAddr> {
 
 /// Resident memory of a process in bytes.
 pub fn resident(id: u32) -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).context("reading the memory of a process")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the process has ended")?;
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("reading VmRSS")?;
-    Ok(kib * 1024)
+    Ok(kernel_number(id, "status", "VmRSS")? * 1024)
+}
+
+/// A number that the kernel tells of a process, such as `Threads` of `status`; what is memory is in KiB.
+pub fn kernel_number(id: u32, file: &str, field: &str) -> anyhow::Result<u64> {
+    let path = format!("/proc/{id}/{file}");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let value = value.with_context(|| format!("{path} has no {field}: the process has ended"))?;
+    value.trim().trim_end_matches(" kB").parse().with_context(|| format!("reading {field} of {path}"))
 }
 
 /// Waits for SIGTERM or Ctrl-C.

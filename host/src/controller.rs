@@ -417,9 +417,9 @@ impl Controller {
         let Some(object) = watched.get(&key.object) else { return };
         let (serving, trial) = watched.versions.pick(&object.uid);
         let work = Work { key, watched: &watched, serving, trial, term, fence };
-        match self.write_metadata(&work, &object, &[], Moment::Waiting).await {
+        match self.write_metadata(&work, &State::of(object), &[], Moment::Waiting).await {
             // What was merged in is news: the object's next event says so.
-            Ok(State { object: written, merged: false }) if !Arc::ptr_eq(&written, &object) => term.wrote(key, &written),
+            Ok(Some(State { object: written, merged: false, .. })) => term.wrote(key, &written),
             Err(WriteError::Later { .. } | WriteError::Lost { .. }) => term.mirror_after(key, MIRROR_AGAIN),
             _ => {}
         }

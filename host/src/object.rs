@@ -1,6 +1,12 @@
 //! What a Kubernetes object is to the host: a kind, a key, and its JSON text with a few fields parsed.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    ops::Range,
+    sync::Arc,
+};
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -153,6 +159,8 @@ pub struct Object {
     pub resource_version: Box<str>,
     /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
+    /// Hash of its labels, annotations and status. The API server encodes the same content the same way.
+    pub rest: u64,
     /// The text.
     pub json: Arc<str>,
 }
@@ -172,6 +180,14 @@ pub enum MalformedObject {
 }
 
 #[derive(Deserialize)]
+struct Parts<'a> {
+    #[serde(borrow)]
+    metadata: ObjectMeta<'a>,
+    #[serde(borrow)]
+    status: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ObjectMeta<'a> {
     name: &'a str,
@@ -184,6 +200,12 @@ struct ObjectMeta<'a> {
     resource_version: &'a str,
     #[serde(borrow)]
     deletion_timestamp: Option<&'a RawValue>,
+    #[serde(borrow)]
+    labels: Option<&'a RawValue>,
+    #[serde(borrow)]
+    annotations: Option<&'a RawValue>,
+    #[serde(borrow)]
+    managed_fields: Option<&'a RawValue>,
 }
 
 impl Object {
@@ -192,17 +214,14 @@ impl Object {
         if depth(text) > DEPTH {
             return Err(MalformedObject::TooDeep);
         }
-        let stripped;
-        let mut fields: BTreeMap<&str, &RawValue> = serde_json::from_str(text)?;
-        let metadata_text = fields.get("metadata").map_or("{}", |raw| raw.get());
-        let metadata: ObjectMeta = serde_json::from_str(metadata_text)?;
-        let mut all_metadata: BTreeMap<&str, &RawValue> = serde_json::from_str(metadata_text)?;
-        let json = if all_metadata.remove("managedFields").is_some() {
-            stripped = serde_json::value::to_raw_value(&all_metadata)?;
-            fields.insert("metadata", &stripped);
-            serde_json::to_string(&fields)?.into()
-        } else {
-            text.into()
+        let Parts { metadata, status } = serde_json::from_str(text)?;
+        let mut hasher = DefaultHasher::new();
+        for part in [metadata.labels, metadata.annotations, status] {
+            part.map(RawValue::get).hash(&mut hasher);
+        }
+        let json = match metadata.managed_fields.and_then(|fields| field(text, "managedFields", fields)) {
+            Some(Range { start, end }) => [&text[..start], &text[end..]].concat().into(),
+            None => text.into(),
         };
         Ok(Self {
             key: ObjectKey::new(metadata.namespace.filter(|n| !n.is_empty()), metadata.name),
@@ -210,6 +229,7 @@ impl Object {
             generation: metadata.generation,
             resource_version: metadata.resource_version.into(),
             deleting: metadata.deletion_timestamp.is_some(),
+            rest: hasher.finish(),
             json,
         })
     }
@@ -250,6 +270,19 @@ impl Object {
     /// (KEP-5504, since Kubernetes 1.35); where one is not a number, any difference counts as later.
     pub fn newer_than(&self, other: &Object) -> bool {
         newer(&self.resource_version, &other.resource_version)
+    }
+}
+
+/// Where a field of an object stands in a text, with the comma that belongs to it. `value` is its value, as a part of the text.
+fn field(text: &str, name: &str, value: &RawValue) -> Option<Range<usize>> {
+    let at = value.get().as_ptr().addr().checked_sub(text.as_ptr().addr())?;
+    let (before, after) = (text.get(..at)?, text.get(at + value.get().len()..)?);
+    let key = before.trim_end().strip_suffix(':')?.trim_end().strip_suffix('"')?.strip_suffix(name)?.strip_suffix('"')?;
+    let next = after.trim_start();
+    match (key.trim_end().strip_suffix(','), next.strip_prefix(',')) {
+        (Some(before), _) => Some(before.len()..text.len() - after.len()),
+        (None, Some(next)) => Some(key.len()..text.len() - next.len()),
+        (None, None) => Some(key.len()..text.len() - after.len()),
     }
 }
 
@@ -305,6 +338,38 @@ mod tests {
         assert!(!object.json.contains("managedFields"));
         assert!(object.json.contains(r#"{"big":9007199254740993,"one":1.0,"e":1e3}"#), "{}", object.json);
         assert!(!object.deleting);
+    }
+
+    #[test]
+    fn managed_fields_go_wherever_they_stand_and_nothing_else_does() {
+        for (metadata, left) in [
+            (r#"{"managedFields":[{"a":"}],"}],"name":"n"}"#, r#"{"name":"n"}"#),
+            (r#"{"name":"n","managedFields":[]}"#, r#"{"name":"n"}"#),
+            (r#"{ "name":"n" , "managedFields" : [ ] , "uid":"u"}"#, r#"{ "name":"n"  , "uid":"u"}"#),
+            (r#"{"name":"n","annotations":{"a":"\"managedFields\":[],"}}"#, r#"{"name":"n","annotations":{"a":"\"managedFields\":[],"}}"#),
+        ] {
+            let text = |metadata: &str| format!(r#"{{"managedFields":[],"metadata":{metadata},"spec":{{"managedFields":[1]}}}}"#);
+            let object = Object::parse(&text(metadata)).expect("parses");
+            assert_eq!(&*object.json, text(left));
+            assert!(object.value()["spec"].is_object());
+        }
+    }
+
+    #[test]
+    fn the_rest_is_labels_annotations_and_status() {
+        let text = r#"{"metadata":{"name":"n","generation":1,"labels":{"a":"b"},"annotations":{"c":"d"},"managedFields":[]},"spec":1,"status":{"e":2}}"#;
+        let rest = |text: &str| Object::parse(text).expect("parses").rest;
+        for (from, to, same) in [
+            (r#""a":"b""#, r#""a":"c""#, false),
+            (r#""c":"d""#, "", false),
+            (r#""e":2"#, r#""e":3"#, false),
+            (r#""labels":{"a":"b"},"annotations":{"c":"d"}"#, r#""annotations":{"a":"b"},"labels":{"c":"d"}"#, false),
+            (r#""spec":1"#, r#""spec":2"#, true),
+            ("[]", "[{}]", true),
+            (r#""generation":1"#, r#""generation":2"#, true),
+        ] {
+            assert_eq!(rest(text) == rest(&text.replace(from, to)), same, "{to}");
+        }
     }
 
     #[test]

@@ -357,7 +357,7 @@ impl Writer {
 
     fn reference(&self, name: &str, uid: &str, version: &str) -> Object {
         let (key, json) = (self.key(name), "".into());
-        Object { key, uid: uid.into(), generation: 0, resource_version: version.into(), deleting: false, json }
+        Object { key, uid: uid.into(), generation: 0, resource_version: version.into(), deleting: false, rest: 0, json }
     }
 
     fn present(&self, name: &str) -> Option<Arc<Object>> {

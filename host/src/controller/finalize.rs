@@ -42,7 +42,7 @@ impl Controller {
                 return Box::pin(self.say_farewell(&work.of_stable(), turn, object, value)).await;
             }
             let settlement = Settlement { release: true, ..Settlement::nothing(Then::Wait, Verdict::Settled) };
-            return self.written(work, State { object, merged: false }, settlement).await;
+            return self.written(work, State::of(object), settlement).await;
         }
         let result = self.handle(work, turn, object.clone(), value, turn.failures, Phase::Finalize).await;
         let (result, children) = with_children(work, &object, result);
@@ -51,7 +51,7 @@ impl Controller {
             return End::of(Then::Wait, Verdict::Failure, Some(object)).after_run(ran, fault);
         }
         let settlement = Settlement { children, ..farewell(claim, &object, value, turn.failures, result) };
-        self.write(work, object, settlement).await.after_run(ran, fault)
+        self.write(work, State::of(object), settlement).await.after_run(ran, fault)
     }
 
     /// Takes the finalizer off an object that is done with, which is the last that is written to it: as a rule it is gone then.

@@ -73,13 +73,12 @@ impl Controller {
             Standing::Settled if self.tends_children(work, &object, &value) => {}
             Standing::Settled => {
                 let only_marks = Settlement::nothing(Then::Wait, Verdict::Settled);
-                let state = State { object, merged: false };
-                return self.written(work, state, only_marks).await;
+                return self.written(work, State::parsed(object, value), only_marks).await;
             }
             Standing::Stale => match self.reopen(work, &object).await {
                 Ok(reopened) => {
-                    value = reopened.value();
-                    object = reopened;
+                    value = reopened.value().clone();
+                    object = reopened.object;
                 }
                 Err(error) => {
                     let owed = Owed::all_of(Settlement::reopening(claim));
@@ -102,7 +101,7 @@ impl Controller {
             return End::of(Then::Wait, Verdict::Failure, Some(object)).after_run(ran, fault);
         }
         let settlement = Settlement { children, ..settle(claim, &object, &value, failures, result) };
-        self.write(work, object, settlement).await.after_run(ran, fault)
+        self.write(work, State::parsed(object, value), settlement).await.after_run(ran, fault)
     }
 
     /// Where the object stands for the version that serves it.
@@ -154,10 +153,10 @@ impl Controller {
         result
     }
 
-    async fn reopen(&self, work: &Work<'_>, object: &Arc<Object>) -> Result<Arc<Object>, WriteError> {
+    async fn reopen(&self, work: &Work<'_>, object: &Arc<Object>) -> Result<State, WriteError> {
         let patch = reopen(&work.serving.claim).expect("an object can only be stale by its claim's progress");
         let reopened = self.write_status(work, object, &patch).await?;
-        Ok(self.write_metadata(work, &reopened.object, &[], Moment::Ran(None)).await?.object)
+        Ok(self.write_metadata(work, &reopened, &[], Moment::Ran(None)).await?.unwrap_or(reopened))
     }
 }
 

@@ -10,19 +10,17 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
-use serde::Deserialize;
-use serde_json::{Value, value::RawValue};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
     breaker::Breaker,
     mark::{RETRY, asked_again},
-    settle::{Settlement, mirror},
+    settle::{Settlement, label, mirror},
 };
 use crate::{
     claim::Claim,
@@ -62,7 +60,8 @@ struct Tracked {
     running: bool,
     /// The generation for which the status counts failures, as far as this term knows.
     counted_for: Option<i64>,
-    pending: Option<Pending>,
+    /// Apart, because hardly any object has one.
+    pending: Option<Box<Pending>>,
     /// How often in a row a write could not be made.
     delays: u32,
     /// Whether its children may not be as they are to be, as far as this term knows.
@@ -97,31 +96,10 @@ struct Seen {
     rest: u64,
 }
 
-#[derive(Deserialize)]
-struct Parts<'a> {
-    #[serde(borrow)]
-    metadata: Meta<'a>,
-    #[serde(borrow)]
-    status: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Meta<'a> {
-    #[serde(borrow)]
-    labels: Option<&'a RawValue>,
-    #[serde(borrow)]
-    annotations: Option<&'a RawValue>,
-}
-
 impl Seen {
-    /// The API server encodes the same content the same way, so the texts are compared.
     fn of(object: &Object) -> Self {
-        let parts: Parts = serde_json::from_str(&object.json).expect("the text was parsed when the object was made");
-        let mut hasher = DefaultHasher::new();
-        for part in [parts.metadata.labels, parts.metadata.annotations, parts.status] {
-            part.map(RawValue::get).hash(&mut hasher);
-        }
-        Self { uid: object.uid.clone(), generation: object.generation, deleting: object.deleting, rest: hasher.finish() }
+        let Object { uid, generation, deleting, rest, .. } = object;
+        Self { uid: uid.clone(), generation: *generation, deleting: *deleting, rest: *rest }
     }
 
     fn is_new_spec_after(&self, before: &Self) -> bool {
@@ -254,13 +232,13 @@ impl Term {
         if known.seen != seen {
             known.renew(seen);
         }
-        (known.pending.take(), known.counted_for)
+        (known.pending.take().map(|pending| *pending), known.counted_for)
     }
 
     /// Keeps an outcome whose write is owed.
     pub fn owe(&self, key: &Key, pending: Pending) {
         if let Some(known) = self.lock().get_mut(key) {
-            known.pending = Some(pending);
+            known.pending = Some(pending.into());
         }
     }
 
@@ -459,8 +437,9 @@ fn lacks_mirror(claim: &Claim, object: &Object) -> bool {
     if claim.progress.as_ref().is_none_or(|progress| progress.mirror_label.is_none()) {
         return false;
     }
-    match mirror(claim, &object.value()) {
-        Some(Ok((label, wanted))) => object.labels().get(&label) != wanted.as_ref(),
+    let value = object.value();
+    match mirror(claim, &value) {
+        Some(Ok((name, wanted))) => label(&value, &name) != wanted.as_deref(),
         _ => false,
     }
 }

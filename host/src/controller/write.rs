@@ -1,14 +1,17 @@
 //! How an outcome reaches the API server: children, then the status, which acknowledges them, then labels, annotations and Events, or at
 //! a deletion the finalizer; what cannot be written now is owed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use serde_json::Value;
 
 use super::{
     Controller, End, Fault, Work,
     mark::{Mark, Moment},
-    settle::{Settlement, farewell, mirror, settle},
+    settle::{Settlement, farewell, label, mirror, settle},
     term::Pending,
 };
 use crate::{
@@ -23,11 +26,29 @@ use crate::{
 pub(super) const OWED_BASE: Duration = Duration::from_secs(1);
 const OWED_MAX: Duration = Duration::from_secs(30);
 
-/// An object after a write.
+/// An object as it was given, or after a write.
 pub(super) struct State {
     pub object: Arc<Object>,
     /// Whether somebody else's change, which the run has not seen, is in it.
     pub merged: bool,
+    value: OnceLock<Value>,
+}
+
+impl State {
+    /// As it was given, or as the API server answered.
+    pub fn of(object: Arc<Object>) -> Self {
+        Self { object, merged: false, value: OnceLock::new() }
+    }
+
+    /// The same, parsed already.
+    pub fn parsed(object: Arc<Object>, value: Value) -> Self {
+        Self { value: value.into(), ..Self::of(object) }
+    }
+
+    /// The object, parsed when it is first asked for.
+    pub fn value(&self) -> &Value {
+        self.value.get_or_init(|| self.object.value())
+    }
 }
 
 /// A write that is still owed, as it is handed on: what it is, and whether it may have happened.
@@ -45,22 +66,22 @@ impl Owed {
 
 impl Controller {
     /// Writes an outcome: first the children, then the status, which is the acknowledgement, then the rest.
-    pub(super) async fn write(&self, work: &Work<'_>, object: Arc<Object>, settlement: Settlement) -> End {
-        let settlement = match self.write_children(work, &object, settlement).await {
+    pub(super) async fn write(&self, work: &Work<'_>, given: State, settlement: Settlement) -> End {
+        let settlement = match self.write_children(work, &given.object, settlement).await {
             Ok(settlement) => settlement,
             Err(end) => return end,
         };
         let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
         let state = match &patch {
-            None => State { object, merged: false },
-            Some(patch) => match self.write_status(work, &object, patch).await {
+            None => given,
+            Some(patch) => match self.write_status(work, &given.object, patch).await {
                 Ok(state) => state,
                 Err(WriteError::Refused(sentence)) => {
                     let refused = Failure::Refused(format!("its status: {sentence}"));
-                    return self.write_refusal(work, object, refused, settlement.failures).await;
+                    return self.write_refusal(work, given.object, refused, settlement.failures).await;
                 }
                 Err(error) => {
-                    return self.unwritten(work, object, Some(Owed::all_of(settlement)), error);
+                    return self.unwritten(work, given.object, Some(Owed::all_of(settlement)), error);
                 }
             },
         };
@@ -75,21 +96,20 @@ impl Controller {
             work.term.counted(work.key, state.object.generation);
         }
         self.publish(work, &events);
-        let State { object, merged } = state;
         if release {
-            return self.release(work, object, Settlement { failures, release, ..Settlement::nothing(then, verdict) }).await;
+            return self.release(work, state.object, Settlement { failures, release, ..Settlement::nothing(then, verdict) }).await;
         }
         let moment = match verdict {
             Verdict::Settled => Moment::Settled,
-            _ if merged || late => Moment::Overtaken(gave_up.as_deref()),
+            _ if state.merged || late => Moment::Overtaken(gave_up.as_deref()),
             _ => Moment::Ran(gave_up.as_deref()),
         };
-        match self.write_metadata(work, &object, &labels, moment).await {
-            Ok(State { object: last, merged: later }) => {
-                // With the former state as the last one seen, what was merged in counts as news, and leads to another run.
-                let last = if merged || later { None } else { Some(last) };
-                End::of(then, verdict, last)
-            }
+        let written = self.write_metadata(work, &state, &labels, moment).await;
+        let State { object, merged, .. } = state;
+        match written {
+            // With the former state as the last one seen, what was merged in counts as news, and leads to another run.
+            Ok(after) if merged || after.as_ref().is_some_and(|after| after.merged) => End::of(then, verdict, None),
+            Ok(after) => End::of(then, verdict, Some(after.map_or(object, |after| after.object))),
             Err(error @ (WriteError::Later { .. } | WriteError::Lost { .. })) => {
                 let rest = Settlement { children, ran_well, labels, gave_up, failures, ..Settlement::nothing(then, verdict) };
                 self.unwritten(work, object, Some(Owed::all_of(rest)), error)
@@ -119,7 +139,7 @@ impl Controller {
         let settlement = decide(&work.serving.claim, &object, &object.value(), failures, Err(refused));
         let written = match &settlement.status {
             Some(patch) => self.write_status(work, &object, patch).await,
-            None => Ok(State { object: object.clone(), merged: false }),
+            None => Ok(State::of(object.clone())),
         };
         let end = match written {
             Ok(state) => self.written(work, state, settlement).await,
@@ -140,7 +160,8 @@ impl Controller {
             answer => answer?,
         };
         self.wrote(work, "status", 1);
-        let lost = pruned(patch, at(&answer.value(), "status").unwrap_or(&Value::Null));
+        let state = State { merged, ..State::of(self.observe(work, answer)) };
+        let lost = pruned(patch, at(state.value(), "status").unwrap_or(&Value::Null));
         if !lost.is_empty() {
             let mut known = self.pruned.lock().expect("no panic while the lock is held");
             for field in lost {
@@ -153,30 +174,29 @@ impl Controller {
                 }
             }
         }
-        Ok(State { object: self.observe(work, answer), merged })
+        Ok(state)
     }
 
-    /// Sets the mirror label, `labels` and the host's annotations where they differ.
+    /// Sets the mirror label, `labels` and the host's annotations where they differ; none where nothing does.
     pub(super) async fn write_metadata(
         &self,
         work: &Work<'_>,
-        object: &Arc<Object>,
+        given: &State,
         labels: &[(String, Option<String>)],
         moment: Moment<'_>,
-    ) -> Result<State, WriteError> {
+    ) -> Result<Option<State>, WriteError> {
         let claim = &work.serving.claim;
-        let value = object.value();
-        let annotations = Mark::changes(claim, &work.serving.version, object, &value, moment);
-        let have = object.labels();
+        let (object, value) = (&given.object, given.value());
+        let annotations = Mark::changes(claim, &work.serving.version, object, value, moment);
         let mut wanted = labels.to_vec();
-        match mirror(claim, &value) {
+        match mirror(claim, value) {
             Some(Ok(label)) => wanted.push(label),
             Some(Err(phase)) => self.publish(work, &[invalid_label(&phase)]),
             None => {}
         }
-        wanted.retain(|(key, value)| have.get(key) != value.as_ref());
+        wanted.retain(|(key, wanted)| label(value, key) != wanted.as_deref());
         if wanted.is_empty() && annotations.is_empty() {
-            return Ok(State { object: object.clone(), merged: false });
+            return Ok(None);
         }
         let patch = async |annotations: &[_]| {
             let patch = Metadata { labels: &wanted, annotations };
@@ -191,7 +211,7 @@ impl Controller {
             answer => answer?,
         };
         self.wrote(work, "metadata", 1);
-        Ok(State { object: self.observe(work, answer), merged })
+        Ok(Some(State { merged, ..State::of(self.observe(work, answer)) }))
     }
 
     /// Takes the answer to a write into the cache, so that no later run sees an older state. Returns the answer, not what the cache
@@ -223,7 +243,7 @@ impl Controller {
             }
         }
         let patch = settlement.status.as_ref().and_then(|patch| self.without_pruned(work.key, patch));
-        let as_it_is = State { object: object.clone(), merged: false };
+        let as_it_is = State::of(object.clone());
         // What a version that serves no more has not yet acknowledged is for the one that does to work out.
         let versions = &work.watched.versions;
         let serves = version == versions.stable.version || version == versions.newest().version;

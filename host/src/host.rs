@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use futures::FutureExt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     account::Accounts,
@@ -176,8 +176,13 @@ pub async fn run(
     let admin = Admin { metrics, controller: controller.clone(), checks };
     let admin = tokio::spawn(admin::serve(listener, admin, admin_stop.clone()));
 
+    // Every object's turn wakes it: it runs where the turns do, and without waking all of the others.
+    let reconciling = {
+        let controller = controller.clone();
+        AbortOnDropHandle::new(tokio::spawn(async move { controller.run(shutdown).await }))
+    };
     tokio::select! {
-        () = controller.run(shutdown.clone()) => {}
+        ended = reconciling => ended.context("the reconcile loop")?,
         () = publishing => bail!("the recorder of events has ended"),
         () = loader.run(deliveries, definitions) => bail!("the loader has ended"),
         () = reporting => bail!("the reporter has ended"),

@@ -54,6 +54,7 @@ mod claim;
 mod code;
 pub mod compile;
 mod convert;
+mod cores;
 mod engine;
 mod handler;
 mod instance;

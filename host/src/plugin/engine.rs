@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 use super::{
+    cores::Cores,
     limits::{self, shape},
     ticker::Ticker,
 };
@@ -16,6 +17,8 @@ pub struct Running {
     pub stack: usize,
     /// Interrupts the guests.
     pub ticker: Ticker,
+    /// What those that compute share.
+    pub cores: Cores,
 }
 
 /// An engine for the child that compiles: it allocates nothing.
@@ -42,7 +45,7 @@ pub fn for_running(sandboxes: u32, stack: usize) -> Result<Running> {
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
     let engine = Engine::new(&config).map_err(anyhow::Error::from).context("cannot set up the engine for plugins")?;
     let ticker = Ticker::start(&engine)?;
-    Ok(Running { engine, stack, ticker })
+    Ok(Running { engine, stack, ticker, cores: Cores::of_machine() })
 }
 
 /// Everything that the machine code depends on. The memory reservation of 4 GiB is wasmtime's default on 64 bits: a smaller one

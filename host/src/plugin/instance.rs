@@ -1,6 +1,6 @@
 //! One run of a guest: a fresh store, its limits, and what it means when the call ends badly.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use wasmtime::{
@@ -19,6 +19,7 @@ use super::{
         log::{Lines, Log, Stream},
         sockets,
     },
+    cores::Place,
     engine::Running,
     limits::{self, FIXED, Limits, Size, shape},
     meter::{Meter, Metered},
@@ -75,10 +76,14 @@ pub fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     Ok(linker)
 }
 
+/// A guest that has computed for no longer than this since it last waited is not interrupted: half an epoch.
+const LITTLE: Duration = Duration::from_millis(1);
+
 /// A store for one run.
 pub struct Sandbox {
     store: Store<State>,
     meter: Arc<Meter>,
+    place: Arc<Place>,
     limits: Limits,
     stack: usize,
     ticker: Ticker,
@@ -108,23 +113,27 @@ impl Sandbox {
         store.set_hostcall_fuel(limits.run.host_call);
         store.set_max_component_handles(limits.run.handles);
         store.set_epoch_deadline(1);
-        let meter = Meter::new(limits.cpu);
-        let seen = meter.clone();
+        let (meter, place) = (Meter::new(limits.cpu), engine.cores.place());
+        let (seen, turns) = (meter.clone(), place.clone());
         store.epoch_deadline_callback(move |_| {
             if seen.is_spent() {
                 return Err(CpuSpent.into());
             }
+            // The epochs went by while it waited, or others computed.
+            if !seen.computes_for(LITTLE) {
+                return Ok(UpdateDeadline::Continue(1));
+            }
             // Not `Yield`: that wakes itself at once and starves tokio's timers.
-            Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
+            Ok(UpdateDeadline::YieldCustom(1, Box::pin(turns.clone().turn())))
         });
-        Self { store, meter, limits, stack: engine.stack, ticker: engine.ticker.clone() }
+        Self { store, meter, place, limits, stack: engine.stack, ticker: engine.ticker.clone() }
     }
 
     /// Runs a call in it to its end. Dropping the future stops the guest and aborts its requests.
     pub async fn run<T>(self, call: impl AsyncFnOnce(&mut Store<State>) -> wasmtime::Result<T> + Send) -> Ended<T> {
-        let Self { mut store, meter, limits, stack, ticker } = self;
+        let Self { mut store, meter, place, limits, stack, ticker } = self;
         let _ticking = ticker.guest();
-        let result = Metered { meter, call: Box::pin(call(&mut store)) }.await;
+        let result = Metered { meter, place, call: Box::pin(call(&mut store)) }.await;
         let state = store.data();
         let met = state.hooks.met();
         match result {

@@ -12,6 +12,8 @@ use std::{
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::cores::Place;
+
 /// Counts the CPU time of the thread while the guest's future is polled. Only the polling thread writes to it.
 #[derive(Debug)]
 pub struct Meter {
@@ -29,8 +31,16 @@ impl Meter {
 
     /// Whether the budget is spent; asked by the guest's own thread in the middle of a poll.
     pub fn is_spent(&self) -> bool {
-        let running = thread_cpu().saturating_sub(self.started.load(Relaxed));
-        self.spent.load(Relaxed).saturating_add(running) > self.budget
+        self.spent.load(Relaxed).saturating_add(self.in_this_poll()) > self.budget
+    }
+
+    /// Whether the guest computes for longer than this in this poll; asked as above.
+    pub fn computes_for(&self, time: Duration) -> bool {
+        u128::from(self.in_this_poll()) > time.as_nanos()
+    }
+
+    fn in_this_poll(&self) -> u64 {
+        thread_cpu().saturating_sub(self.started.load(Relaxed))
     }
 }
 
@@ -39,9 +49,10 @@ fn thread_cpu() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// A future whose polls are counted.
+/// A future whose polls are counted, and which takes no core between them.
 pub struct Metered<F> {
     pub meter: Arc<Meter>,
+    pub place: Arc<Place>,
     pub call: Pin<Box<F>>,
 }
 
@@ -52,6 +63,7 @@ impl<F: Future> Future for Metered<F> {
         let started = thread_cpu();
         self.meter.started.store(started, Relaxed);
         let polled = self.call.as_mut().poll(context);
+        self.place.leave();
         self.meter.spent.fetch_add(thread_cpu().saturating_sub(started), Relaxed);
         polled
     }
@@ -61,7 +73,7 @@ impl<F: Future> Future for Metered<F> {
 mod tests {
     use std::time::Instant;
 
-    use super::*;
+    use super::{super::cores::Cores, *};
 
     #[tokio::test]
     async fn computing_is_counted_and_waiting_is_not() {
@@ -76,6 +88,7 @@ mod tests {
             }
             (waited, seen.is_spent())
         });
-        assert_eq!(Metered { meter, call }.await, (false, true));
+        let place = Cores::of_machine().place();
+        assert_eq!(Metered { meter, place, call }.await, (false, true));
     }
 }

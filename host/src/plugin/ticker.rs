@@ -12,8 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use wasmtime::Engine;
 
-/// Length of an epoch: how often a guest that computes gives way to others and its CPU time is looked at. With sixteen that compute on a
-/// core, whoever else is there waits sixteen of these.
+/// Length of an epoch: how often a guest that computes gives way to others and its CPU time is looked at.
 const TICK: Duration = Duration::from_millis(2);
 /// How often a clock that stands still looks whether its engine is gone.
 const LOOK: Duration = Duration::from_secs(5);

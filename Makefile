@@ -86,7 +86,7 @@ peers: ## Build what Berth is measured beside
 	$(BENCH)/kopf/bin/pip install --quiet --disable-pip-version-check --requirement $(PEERS)/kopf/requirements.txt
 
 bench: guests control-plane peers ## Measure Berth beside its peers, part by part (ONLY=P3 for one, QUICK=1 for a look)
-	cargo build --release --locked --package berth-host --package berth-tests --bins
+	cargo build --release --locked --package berth-host --package berth-tests --bin berth --bin bench
 	BENCH_QUICK=$(QUICK) target/release/bench $(if $(ONLY),--only $(ONLY))
 
 demo: guests build ## Show the main job on a local cluster; KEEP=1 leaves it up

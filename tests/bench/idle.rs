@@ -75,8 +75,7 @@ async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
     let mut host = Operator::start(&bed, System::Berth, &Work::on(&[])).await?;
     until_serving(&mut host, handlers).await?;
     for number in 0..handlers {
-        let metadata = |object| json!({"name": format!("o{object}"), "namespace": bed.cluster.namespace()});
-        let object = |object| json!({"apiVersion": format!("{GROUP}/v1"), "kind": Idle(number).kind(), "metadata": metadata(object)});
+        let object = |object| Made(GROUP, number).object(bed.cluster.namespace(), &format!("o{object}"), &json!({}));
         bed.cluster.install((0..objects).map(object)).await;
     }
     // What it compiled with is another process, and what it started with is given back by a new start.
@@ -91,17 +90,17 @@ async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
     Ok(private / MB)
 }
 
-/// Kinds, and a plugin for each.
+/// Kinds of which nothing is asked, and a plugin for each.
 pub async fn deliver(bed: &Bed, handlers: u32) {
     if handlers == 0 {
         return;
     }
     let role = format!("berth-bench-{}", bed.cluster.namespace());
     bed.cluster.install([cluster_role(&role, GROUP, "*")]).await;
-    bed.cluster.install((0..handlers).map(|number| Idle(number).crd())).await;
+    bed.cluster.install((0..handlers).map(|number| Made(GROUP, number).crd())).await;
     let push = async |number| {
-        let kind = Idle(number);
-        bed.cluster.push(&kind.plural(), &probe(&kind.claim()), "").await;
+        let kind = Made(GROUP, number);
+        bed.cluster.push(&kind.plural(), &probe(&kind.reference()), "").await;
     };
     stream::iter(0..handlers).for_each_concurrent(4, push).await;
 }
@@ -123,29 +122,38 @@ pub async fn until_serving(host: &mut Operator, handlers: u32) -> anyhow::Result
     }
 }
 
-/// A kind of which nothing is asked.
-struct Idle(u32);
+/// One of many kinds of a group.
+pub struct Made(pub &'static str, pub u32);
 
-impl Idle {
-    fn kind(&self) -> String {
-        format!("Idle{}", self.0)
+impl Made {
+    /// Its kind.
+    pub fn kind(&self) -> String {
+        format!("Made{}", self.1)
     }
 
-    fn plural(&self) -> String {
-        format!("idle{}s", self.0)
+    /// Its plural.
+    pub fn plural(&self) -> String {
+        format!("made{}s", self.1)
     }
 
-    fn claim(&self) -> Value {
-        json!({"group": GROUP, "kind": self.kind(), "plural": self.plural()})
+    /// What names it in the claim of the probe.
+    pub fn reference(&self) -> Value {
+        json!({"group": self.0, "kind": self.kind(), "plural": self.plural()})
     }
 
-    fn crd(&self) -> Value {
+    /// An object of it, with this spec.
+    pub fn object(&self, namespace: &str, name: &str, spec: &Value) -> Value {
+        json!({"apiVersion": format!("{}/v1", self.0), "kind": self.kind(), "metadata": {"name": name, "namespace": namespace}, "spec": spec})
+    }
+
+    /// Its definition.
+    pub fn crd(&self) -> Value {
         let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
         json!({
             "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": format!("{}.{GROUP}", self.plural())},
+            "metadata": {"name": format!("{}.{}", self.plural(), self.0)},
             "spec": {
-                "group": GROUP, "scope": "Namespaced",
+                "group": self.0, "scope": "Namespaced",
                 "names": {"kind": self.kind(), "plural": self.plural(), "singular": self.kind().to_lowercase(), "listKind": format!("{}List", self.kind())},
                 "versions": [{
                     "name": "v1", "served": true, "storage": true, "subresources": {"status": {}},

@@ -18,6 +18,7 @@ mod neighbour;
 mod reload;
 mod requests;
 mod resync;
+mod ring;
 mod sandbox;
 mod start;
 mod system;
@@ -56,7 +57,7 @@ struct Part {
     measure: fn() -> LocalBoxFuture<'static, anyhow::Result<Vec<Figure>>>,
 }
 
-const PARTS: [Part; 13] = [
+const PARTS: [Part; 14] = [
     Part { id: "P1", about: "drain of EmailRequests and ReportJobs", measure: || drain::measure().boxed_local() },
     Part { id: "P2", about: "cost of the sandbox", measure: || sandbox::measure().boxed_local() },
     Part { id: "P3", about: "memory of idle handlers", measure: || idle::measure().boxed_local() },
@@ -67,6 +68,7 @@ const PARTS: [Part; 13] = [
     Part { id: "P8", about: "time from apply to done", measure: || latency::measure().boxed_local() },
     Part { id: "P9", about: "noisy neighbours", measure: || neighbour::measure().boxed_local() },
     Part { id: "P10", about: "resync with nothing to do", measure: || resync::measure().boxed_local() },
+    Part { id: "P11", about: "a nonce through a chain of operators", measure: || ring::measure().boxed_local() },
     Part { id: "P12", about: "growth with objects and plugins", measure: || growth::measure().boxed_local() },
     Part { id: "P13", about: "start", measure: || start::measure().boxed_local() },
     Part { id: "P14", about: "a million reconciles", measure: || endurance::measure().boxed_local() },

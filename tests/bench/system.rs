@@ -58,6 +58,8 @@ pub struct Work {
     pub resync: Duration,
     /// Instead of the administrator's own.
     pub kubeconfig: Option<PathBuf>,
+    /// The namespaces of a ring, for a peer that has it.
+    pub ring: Vec<String>,
 }
 
 impl Work {
@@ -68,7 +70,7 @@ impl Work {
 
     /// The same of several kinds, or of none that have to be listed.
     pub fn on(kinds: &[Resource]) -> Self {
-        Self { kinds: kinds.to_vec(), resync: Duration::from_secs(3600), kubeconfig: None }
+        Self { kinds: kinds.to_vec(), resync: Duration::from_secs(3600), kubeconfig: None, ring: Vec::new() }
     }
 }
 
@@ -229,7 +231,11 @@ fn peer(bed: &Bed, system: System, face: SocketAddr, work: &Work) -> anyhow::Res
         }
     };
     let words = BTreeMap::from([(Resource::EMAIL.kind, "email"), (Resource::JOB.kind, "report")]);
-    let kinds: Vec<&str> = work.kinds.iter().filter_map(|kind| words.get(kind.kind).copied()).collect();
+    let mut kinds: Vec<&str> = work.kinds.iter().filter_map(|kind| words.get(kind.kind).copied()).collect();
+    if !work.ring.is_empty() {
+        kinds.push("ring");
+        command.env("RING_NAMESPACES", work.ring.join(",")).env("RING_LAST", i64::MAX.to_string());
+    }
     command
         .env("WATCH_NAMESPACE", bed.cluster.namespace())
         .env("KINDS", kinds.join(","))

@@ -64,6 +64,7 @@ pub fn reconcile(request: &Request) -> Outcome {
         "flaky" if u64::from(request.attempt) < number("fails", 1) => just(Next::Retry(format!("attempt {}", request.attempt))),
         "flaky" => done(json!({ "phase": "Done", "attempt": request.attempt, "lastFailure": request.last_failure })),
         "get" => read_one(spec),
+        "pass" => pass(spec),
         "list" => read_all(spec),
         "reach" => reach(),
         "sockets" => sockets(number("times", 1)),
@@ -231,6 +232,22 @@ fn read_one(spec: &Value) -> Outcome {
         }
         Err(error) => unread(spec, error),
     }
+}
+
+/// The larger of `spec.nonce` and the nonce in the status of the object that it reads, if it reads one.
+fn pass(spec: &Value) -> Outcome {
+    let Kind { group, version, kind, .. } = crate::claim::kind(&spec["of"]);
+    let mut nonce = spec["nonce"].as_u64().unwrap_or_default();
+    if let Some(name) = spec["name"].as_str() {
+        match cluster::get(&ObjectRef { group, version, kind, namespace: namespace(spec), name: name.to_owned() }) {
+            Ok(found) => {
+                let object: Value = found.map_or(Value::Null, |text| serde_json::from_str(&text).expect("the host gives JSON"));
+                nonce = nonce.max(object["status"]["nonce"].as_u64().unwrap_or_default());
+            }
+            Err(error) => return unread(spec, error),
+        }
+    }
+    done(json!({ "nonce": nonce }))
 }
 
 /// All objects of the kind in `of`, page by page.

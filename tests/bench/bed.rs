@@ -100,7 +100,7 @@ impl Bed {
         kind.object(self.cluster.namespace(), name, spec)
     }
 
-    /// Creates so many objects of about this size for which all is done.
+    /// Creates so many objects for which all is done, and which the API server keeps as about so many bytes, `managedFields` included.
     ///
     /// A status is written with the object rather than after it, for which the kind loses its subresource for a while.
     pub async fn seed(&self, kind: Resource, count: usize, size: usize) -> anyhow::Result<()> {
@@ -111,26 +111,23 @@ impl Bed {
         let version = without.data.pointer_mut("/spec/versions/0").and_then(Value::as_object_mut).context("a CRD has a version")?;
         version.remove("subresources").context("the kind has a status")?;
         replace(&definitions, without).await?;
-        self.until_statuses_are_given(kind, true).await;
-        let objects: Vec<_> = (0..count).map(|number| self.settled(kind, &format!("s{number:06}"), size)).collect();
+        let bare = self.until_statuses_are_given(kind, true).await;
+        let pad = size.saturating_sub(bare);
+        let objects: Vec<_> = (0..count).map(|number| self.settled(kind, &format!("s{number:06}"), pad)).collect();
         self.create(kind, objects).await?;
         replace(&definitions, original).await?;
         self.until_statuses_are_given(kind, false).await;
         Ok(())
     }
 
-    fn settled(&self, kind: Resource, name: &str, size: usize) -> DynamicObject {
+    fn settled(&self, kind: Resource, name: &str, pad: usize) -> DynamicObject {
         let mut object = self.wanting(kind, name);
         let phase = if kind == Resource::EMAIL { "Sent" } else { "Done" };
         object.data["status"] = json!({"phase": phase, "observedGeneration": 1});
         if kind == Resource::JOB {
             object.metadata.labels = Some([("workqueue.acme.io/phase".to_owned(), "done".to_owned())].into());
         }
-        // What the API server adds (uid, times and versions) is about 150 bytes.
-        let bare = serde_json::to_string(&object).map_or(0, |text| text.len()) + 150;
-        if let Some(more) = size.checked_sub(bare + "\"annotations\":{\"p\":\"\"},".len()) {
-            object.metadata.annotations = Some([("p".to_owned(), "x".repeat(more))].into());
-        }
+        object.metadata.annotations = Some([("p".to_owned(), "x".repeat(pad))].into());
         object
     }
 
@@ -148,7 +145,8 @@ impl Bed {
         .await
     }
 
-    async fn until_statuses_are_given(&self, kind: Resource, given: bool) {
+    /// How large an object without padding is then.
+    async fn until_statuses_are_given(&self, kind: Resource, given: bool) -> usize {
         let api = self.cluster.api(kind);
         let probe = self.settled(kind, "probe", 0);
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
@@ -156,11 +154,13 @@ impl Bed {
         let listed = async || api.list_metadata(&ListParams::default().limit(1)).await.map(drop).map_err(|error| error.to_string());
         eventually(NOTICED, listed).await;
         eventually(NOTICED, async || match api.create(&dry_run, &probe).await {
-            Ok(object) if object.data["status"]["observedGeneration"].is_null() != given => Ok(()),
+            Ok(object) if object.data["status"]["observedGeneration"].is_null() != given => {
+                Ok(serde_json::to_string(&object).map_or(0, |text| text.len()))
+            }
             Ok(object) => Err(format!("a new object has the status {}", object.data["status"])),
             Err(error) => Err(error.to_string()),
         })
-        .await;
+        .await
     }
 
     /// Creates an object that wants something to be done at each beat, until it is told to stop. Returns how many.

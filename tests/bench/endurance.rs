@@ -17,10 +17,11 @@ use crate::{
 };
 
 const RECONCILES: f64 = 1e6;
-/// Objects that run again and again.
-const OBJECTS: usize = 200;
-/// One in a hundred of these fails by a trap, each at its own backoff.
-const TRAPPING: usize = 2;
+/// Objects that run again and again, each once a second at most.
+const OBJECTS: usize = 2_000;
+/// Objects whose handler traps once a second, so that one run in a hundred is a trap.
+const TRAPPING: usize = OBJECTS / 100;
+const CONFIG: &str = "backoff: {base: 1s, max: 1s}\n";
 const RELOAD: Duration = Duration::from_secs(60);
 /// Until which nothing that is built up once is held against the host.
 const WARM_UP: f64 = 0.2;
@@ -30,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(3 * 3600);
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::new("endurance").await?;
     bed.plugin(Resource::EMAIL).await?;
-    bed.cluster.push("probe", &probe(&json!({})), "").await;
+    bed.cluster.push("probe", &probe(&json!({})), CONFIG).await;
     let mut host = Operator::start(&bed, System::Berth, &Work::on(&[])).await?;
     until_serving(&mut host, 2).await?;
     for number in 0..OBJECTS {
@@ -53,7 +54,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         anyhow::ensure!(started.elapsed() < PATIENCE, "{done} reconciles after {PATIENCE:?}\n{}", host.log_tail());
         if reloaded.elapsed() >= RELOAD {
             (reloaded, reloads) = (Instant::now(), reloads + 1);
-            bed.cluster.push("probe", &relabelled(&probe(&json!({})), &format!("reload {reloads}")), "").await;
+            bed.cluster.push("probe", &relabelled(&probe(&json!({})), &format!("reload {reloads}")), CONFIG).await;
             bed.plugin_as(Resource::EMAIL, &relabelled(&guest("email_request"), &format!("reload {reloads}"))).await?;
         }
     }

@@ -327,6 +327,7 @@ impl Term {
     /// A turn ends. `last` is the state that the run was given or last wrote; `current` reads what the store holds now, which is
     /// later if someone else was there meanwhile.
     pub fn finish(&self, turn: Turn, then: Then, last: Option<&Object>, claim: &Claim, current: impl FnOnce() -> Option<Arc<Object>>) {
+        self.reads.ended(&turn.key);
         let mut tracked = self.lock();
         match (current(), tracked.get_mut(&turn.key)) {
             (Some(current), Some(known)) => {

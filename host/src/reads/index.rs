@@ -90,6 +90,14 @@ impl Index {
         Footprint { index: self.clone(), key: key.clone(), run }
     }
 
+    /// A run is over. Nothing is kept of one that has read nothing.
+    pub fn ended(&self, key: &Key) {
+        let mut inner = self.lock();
+        if inner.waiting.get(key).is_some_and(|waiting| waiting.scopes.is_empty()) {
+            inner.waiting.remove(key);
+        }
+    }
+
     /// The object is gone.
     pub fn forget(&self, key: &Key) {
         self.lock().forget(key);
@@ -271,6 +279,18 @@ mod tests {
         first.note(&kind("C"), named("n", "c"));
         assert!(index.affected(&kind("C"), None, Some(&object("n", "c", 1, json!({}), "x"))).is_empty());
         assert_eq!(index.affected(&kind("C"), None, Some(&object("n", "d", 1, json!({}), "x"))), [key("a")]);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_a_run_that_has_read_nothing() {
+        let index = Index::default();
+        let (nothing, something) = (index.begin(&key("a")), index.begin(&key("b")));
+        something.note(&kind("C"), named("n", "c"));
+        for name in ["a", "b"] {
+            index.ended(&key(name));
+        }
+        nothing.note(&kind("C"), named("n", "c"));
+        assert_eq!(index.lock().waiting.keys().collect::<Vec<_>>(), [&key("b")]);
     }
 
     #[test]

@@ -23,6 +23,11 @@ use serde_json::json;
 
 use crate::figure::{Aim, Figure, Spread};
 
+// Not the crate: as a library too, what ships would be a third larger.
+#[expect(unused_imports, reason = "the handler alone is used here")]
+#[path = "../../plugins/report-job/src/lib.rs"]
+mod report_job;
+
 const ROUNDS: usize = 20;
 const RUNS: u32 = 500;
 /// CPU of a reconcile beside that of the handler, of which the sandbox should be a small part: what P1 measures for kube-rs.

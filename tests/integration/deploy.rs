@@ -6,6 +6,7 @@ use berth_tests::{
     cluster::{Cluster, SHIPPED_NAMESPACE},
     eventually::eventually,
     resource::Resource,
+    stage::guest,
 };
 use kube::api::{DynamicObject, PostParams};
 use serde_json::{Value, json};
@@ -16,6 +17,14 @@ async fn refusal(cluster: &Cluster, resource: Resource, spec: Value) -> String {
         Err(kube::Error::Api(status)) if status.code == 422 => status.message,
         Err(error) => panic!("refused in another way: {error}"),
         Ok(_) => panic!("not refused: {spec}"),
+    }
+}
+
+#[test]
+fn a_shipped_component_is_small() {
+    for name in ["email_request", "report_job"] {
+        let bytes = guest(name).len();
+        assert!(bytes < 250_000, "{name} has {bytes} bytes: was it built with link-time optimisation, as a `cdylib` and nothing else?");
     }
 }
 

@@ -10,10 +10,13 @@ use anyhow::Context;
 use berth_tests::{
     cluster::Cluster, eventually::eventually, exporter::Exporter, gateway::Gateway, resource::Resource, stage::guest, workspace,
 };
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{
+    StreamExt, TryStreamExt,
+    stream::{self, BoxStream},
+};
 use kube::{
     Api,
-    api::{DynamicObject, ListParams, PostParams},
+    api::{DynamicObject, ListParams, PostParams, WatchEvent, WatchParams},
 };
 use serde_json::{Value, json};
 
@@ -220,6 +223,12 @@ impl Bed {
         })
         .await;
     }
+}
+
+/// What happens to the objects of a kind from now on.
+pub async fn from_now(api: &Api<DynamicObject>) -> anyhow::Result<BoxStream<'static, kube::Result<WatchEvent<DynamicObject>>>> {
+    let now = api.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+    Ok(api.watch(&WatchParams::default().timeout(290), &now).await?.boxed())
 }
 
 fn label(object: &Value) -> &str {

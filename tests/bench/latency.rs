@@ -7,16 +7,16 @@ use std::{
 
 use anyhow::Context;
 use berth_tests::{client::Client, resource::Resource};
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use kube::{
     Api,
-    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+    api::{DynamicObject, Patch, PatchParams, PostParams, WatchEvent},
 };
 use serde_json::json;
 use tokio::{sync::mpsc, task::AbortHandle};
 
 use crate::{
-    bed::Bed,
+    bed::{Bed, from_now},
     figure::{Aim, Figure, percentile},
     system::{Operator, System, Work},
 };
@@ -80,11 +80,9 @@ impl Drop for Seen {
 impl Seen {
     /// From now on.
     pub async fn of(bed: &Bed) -> anyhow::Result<Self> {
-        let api = bed.cluster.api(KIND);
-        let version = api.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+        let mut events = from_now(&bed.cluster.api(KIND)).await?;
         let (sender, sent) = mpsc::unbounded_channel();
         let watch = tokio::spawn(async move {
-            let mut events = api.watch(&WatchParams::default().timeout(290), &version).await?.boxed();
             while let Some(event) = events.try_next().await? {
                 if let WatchEvent::Modified(object) = event
                     && object.data["status"]["phase"] == "Sent"

@@ -7,10 +7,10 @@ use std::{
 
 use berth_tests::{component::relabelled, resource::Resource, stage::guest};
 use futures::TryStreamExt;
-use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::api::WatchEvent;
 
 use crate::{
-    bed::Bed,
+    bed::{Bed, from_now},
     figure::{Aim, Figure, percentile},
     idle::{deliver, until_serving},
     latency::Seen,
@@ -97,9 +97,7 @@ async fn reload_all(bed: &Bed, fresh: bool) -> anyhow::Result<Vec<f64>> {
 
 /// Waits for a job that this version has finished, as its message tells.
 async fn until_done_by(bed: &Bed, second: bool) -> anyhow::Result<()> {
-    let api = bed.cluster.api(Resource::JOB);
-    let now = api.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
-    let mut events = std::pin::pin!(api.watch(&WatchParams::default(), &now).await?);
+    let mut events = from_now(&bed.cluster.api(Resource::JOB)).await?;
     let found = async {
         while let Some(event) = events.try_next().await? {
             if let WatchEvent::Modified(object) = event

@@ -8,17 +8,17 @@ use std::{
 
 use anyhow::Context;
 use berth_host::install::{Manifests, Mode};
-use berth_tests::stage::probe;
+use berth_tests::{account::role, cluster::Cluster, stage::probe};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, WatchEvent},
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    bed::Bed,
+    bed::{Bed, from_now},
     figure::{Aim, Figure, Spread},
     idle::{Made, until_serving},
     quick,
@@ -83,10 +83,10 @@ impl Chain {
     /// A plugin and a kind for each station, each of which reads the object of the one before it.
     async fn of_plugins(stations: u32) -> anyhow::Result<(Self, Operator)> {
         let bed = Bed::new("chain").await?;
-        let (namespace, system) = (bed.cluster.namespace(), bed.cluster.system());
+        let namespace = bed.cluster.namespace();
         let kind = |number| Made(GROUP, number);
         bed.cluster.install((0..stations).map(|number| kind(number).crd())).await;
-        bed.cluster.install(account(namespace, system, stations)).await;
+        bed.cluster.install(account(&bed.cluster, stations)).await;
         let push = async |number: u32| {
             let mut claim = kind(number).reference();
             if let Some(before) = number.checked_sub(1) {
@@ -152,8 +152,7 @@ impl Chain {
     }
 
     async fn round(&self, nonce: u64) -> anyhow::Result<Duration> {
-        let now = self.last.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
-        let mut events = std::pin::pin!(self.last.watch(&WatchParams::default(), &now).await?);
+        let mut events = from_now(&self.last).await?;
         let started = Instant::now();
         self.first.patch(NAME, &PatchParams::default(), &Patch::Merge(json!({"spec": {"nonce": nonce}}))).await?;
         let arrived = async {
@@ -171,27 +170,13 @@ impl Chain {
 }
 
 /// The account of the plugins, and what it may read.
-fn account(namespace: &str, system: &str, plugins: u32) -> [Value; 3] {
+fn account(cluster: &Cluster, plugins: u32) -> [Value; 3] {
     let names: Vec<String> = (0..plugins).map(|number| Made(GROUP, number).plural()).collect();
     let metadata = json!({
-        "name": ACCOUNT, "namespace": system,
+        "name": ACCOUNT, "namespace": cluster.system(),
         "labels": {"berth.acme.io/impersonate": "true"}, "annotations": {"berth.acme.io/plugins": names.join(",")},
     });
-    let rbac = |kind: &str, mut more: Value| {
-        more["apiVersion"] = "rbac.authorization.k8s.io/v1".into();
-        more["kind"] = kind.into();
-        more["metadata"] = json!({"name": ACCOUNT, "namespace": namespace});
-        more
-    };
-    [
-        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}),
-        rbac("Role", json!({"rules": [{"apiGroups": [GROUP], "resources": ["*"], "verbs": ["get", "list"]}]})),
-        rbac(
-            "RoleBinding",
-            json!({
-                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT},
-                "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": system}],
-            }),
-        ),
-    ]
+    let rule = json!({"apiGroups": [GROUP], "resources": ["*"], "verbs": ["get", "list"]});
+    let [role, binding] = role(cluster, ACCOUNT, cluster.namespace(), ACCOUNT, rule);
+    [json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}), role, binding]
 }

@@ -39,7 +39,7 @@ pub async fn grant_children(cluster: &Cluster) {
 }
 
 /// A role in a namespace, and its binding to a ServiceAccount of the host's namespace.
-fn role(cluster: &Cluster, name: &str, namespace: &str, subject: &str, rule: Value) -> [Value; 2] {
+pub fn role(cluster: &Cluster, name: &str, namespace: &str, subject: &str, rule: Value) -> [Value; 2] {
     [
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": name, "namespace": namespace},
             "rules": [rule]}),

@@ -76,10 +76,7 @@ impl Controller {
                 return self.written(work, State::parsed(object, value), only_marks).await;
             }
             Standing::Stale => match self.reopen(work, &object).await {
-                Ok(reopened) => {
-                    value = reopened.value().clone();
-                    object = reopened.object;
-                }
+                Ok(reopened) => (object, value) = reopened.into_parts(),
                 Err(error) => {
                     let owed = Owed::all_of(Settlement::reopening(claim));
                     return self.unwritten(work, object, Some(owed), error);

@@ -124,7 +124,7 @@ impl Term {
 
     /// Takes note of an object as the store has it now, and wakes it if that says something new.
     pub fn observe(&self, key: &Key, claim: &Claim, object: &Object, listed: bool) {
-        let (seen, priority) = (Seen::of(object), priority(claim, object));
+        let seen = Seen::of(object);
         let mut tracked = self.lock();
         let cause = match tracked.get_mut(key) {
             None => {
@@ -134,7 +134,7 @@ impl Term {
             Some(known) if known.running || known.seen == seen => return,
             Some(known) => known.cause(seen, object),
         };
-        if !self.queue.wake(key, &object.uid, cause, priority) {
+        if !self.queue.wake(key, &object.uid, cause, priority(claim, object)) {
             // Its lane is not open yet: who opens it looks at all objects, and has to find this one new.
             tracked.remove(key);
             return;

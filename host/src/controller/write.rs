@@ -49,6 +49,12 @@ impl State {
     pub fn value(&self) -> &Value {
         self.value.get_or_init(|| self.object.value())
     }
+
+    /// The object, and what it was parsed to.
+    pub fn into_parts(self) -> (Arc<Object>, Value) {
+        let value = self.value.into_inner().unwrap_or_else(|| self.object.value());
+        (self.object, value)
+    }
 }
 
 /// A write that is still owed, as it is handed on: what it is, and whether it may have happened.

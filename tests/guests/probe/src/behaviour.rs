@@ -221,11 +221,8 @@ fn half(spec: &Value) -> Outcome {
 
 /// One object of the kind in `of`: its data, or else its status. It takes its time after reading, if it is told to.
 fn read_one(spec: &Value) -> Outcome {
-    let Kind { group, version, kind, .. } = crate::claim::kind(&spec["of"]);
-    let name = spec["name"].as_str().unwrap_or("x").to_owned();
-    match cluster::get(&ObjectRef { group, version, kind, namespace: namespace(spec), name }) {
-        Ok(found) => {
-            let object: Option<Value> = found.map(|text| serde_json::from_str(&text).expect("the host gives JSON"));
+    match find(spec, spec["name"].as_str().unwrap_or("x")) {
+        Ok(object) => {
             std::thread::sleep(Duration::from_millis(spec["ms"].as_u64().unwrap_or_default()));
             let part = |name: &str| object.as_ref().map(|object| object[name].clone()).filter(|part| !part.is_null());
             done(json!({ "phase": "Done", "found": object.is_some(), "data": part("data").or_else(|| part("status")) }))
@@ -236,18 +233,18 @@ fn read_one(spec: &Value) -> Outcome {
 
 /// The larger of `spec.nonce` and the nonce in the status of the object that it reads, if it reads one.
 fn pass(spec: &Value) -> Outcome {
-    let Kind { group, version, kind, .. } = crate::claim::kind(&spec["of"]);
-    let mut nonce = spec["nonce"].as_u64().unwrap_or_default();
-    if let Some(name) = spec["name"].as_str() {
-        match cluster::get(&ObjectRef { group, version, kind, namespace: namespace(spec), name: name.to_owned() }) {
-            Ok(found) => {
-                let object: Value = found.map_or(Value::Null, |text| serde_json::from_str(&text).expect("the host gives JSON"));
-                nonce = nonce.max(object["status"]["nonce"].as_u64().unwrap_or_default());
-            }
-            Err(error) => return unread(spec, error),
-        }
+    let nonce = |of: &Value| of["nonce"].as_u64().unwrap_or_default();
+    match spec["name"].as_str().map(|name| find(spec, name)).transpose() {
+        Ok(before) => done(json!({ "nonce": before.flatten().map_or(0, |object| nonce(&object["status"])).max(nonce(spec)) })),
+        Err(error) => unread(spec, error),
     }
-    done(json!({ "nonce": nonce }))
+}
+
+/// The object of this name and of the kind in `of`.
+fn find(spec: &Value, name: &str) -> Result<Option<Value>, cluster::ReadError> {
+    let Kind { group, version, kind, .. } = crate::claim::kind(&spec["of"]);
+    let found = cluster::get(&ObjectRef { group, version, kind, namespace: namespace(spec), name: name.to_owned() })?;
+    Ok(found.map(|text| serde_json::from_str(&text).expect("the host gives JSON")))
 }
 
 /// All objects of the kind in `of`, page by page.

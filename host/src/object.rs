@@ -234,6 +234,19 @@ impl Object {
         })
     }
 
+    /// Keeps the names and the identity that both have only once.
+    pub fn share(&mut self, other: &Object) {
+        if self.key.namespace == other.key.namespace {
+            self.key.namespace.clone_from(&other.key.namespace);
+        }
+        if self.key.name == other.key.name {
+            self.key.name.clone_from(&other.key.name);
+        }
+        if self.uid == other.uid {
+            self.uid.clone_from(&other.uid);
+        }
+    }
+
     /// The whole object as a value, for the rare reader of fields that are not kept parsed.
     pub fn value(&self) -> serde_json::Value {
         serde_json::from_str(&self.json).expect("the text was parsed when the object was made")
@@ -327,6 +340,26 @@ pub fn at<'v>(value: &'v serde_json::Value, path: &str) -> Option<&'v serde_json
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn objects_have_in_common_what_is_the_same_and_nothing_else() {
+        let parse = |text: &str| Object::parse(text).expect("parses");
+        let held = parse(r#"{"metadata":{"name":"n","namespace":"a","uid":"1"}}"#);
+        let names = |object: &Object| [Some(object.key.name.clone()), object.key.namespace.clone(), Some(object.uid.clone())];
+        for (text, common) in [
+            (r#"{"metadata":{"name":"n","namespace":"a","uid":"1"}}"#, [true, true, true]),
+            (r#"{"metadata":{"name":"n","namespace":"a","uid":"2"}}"#, [true, true, false]),
+            (r#"{"metadata":{"name":"m","namespace":"a","uid":"3"}}"#, [false, true, false]),
+            (r#"{"metadata":{"name":"m","uid":"3"}}"#, [false, false, false]),
+        ] {
+            let (apart, mut object) = (parse(text), parse(text));
+            object.share(&held);
+            assert_eq!(names(&object), names(&apart));
+            let pairs = names(&object).into_iter().zip(names(&held));
+            let found: Vec<bool> = pairs.map(|pair| matches!(pair, (Some(a), Some(b)) if Arc::ptr_eq(&a, &b))).collect();
+            assert_eq!(found, common, "{text}");
+        }
+    }
 
     const TEXT: &str = r#"{"apiVersion":"a/v1","kind":"K","metadata":{"name":"n","namespace":"ns","uid":"u","generation":3,
         "resourceVersion":"12","managedFields":[{"manager":"x"}],"annotations":{"a":"\u00e9"}},"spec":{"big":9007199254740993,"one":1.0,"e":1e3}}"#;

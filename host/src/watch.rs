@@ -13,12 +13,7 @@
 //! # Caveats
 //! Events may be missed and merged; only the state counts.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    ops::Bound,
-    sync::{Arc, RwLock},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use kube::{
@@ -31,19 +26,19 @@ use kube::{
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 
-use crate::{
-    memory,
-    object::{Object, ObjectKey, newer},
-};
+pub use self::store::{Health, Store};
+use crate::{memory, object::Object};
+
+mod store;
 
 /// Objects of a page of a list, where they are of the usual size: a page of large ones is a few megabytes.
 pub const PAGE: u32 = 500;
+/// How many of them are read before others get a turn.
+const AT_A_TIME: usize = 50;
 /// What the server is given beyond the time that a watch may stay open, before the connection is taken for dead.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Silence that is longer than any watch that works: servers send bookmarks about once a minute, and end a watch in time.
-const HUSH: Duration = Duration::from_secs(400);
 /// An ordinary request of the informer (a page of a list, or the answer that starts a watch).
 const REQUEST: Duration = Duration::from_secs(60);
 /// A watch that ends earlier than this counts as a failure, so that a server that closes at once is not hammered.
@@ -88,189 +83,6 @@ pub enum Change {
     Deleted(Arc<Object>),
     /// A list is complete.
     Synced,
-}
-
-/// How the informer is doing.
-#[derive(Clone, Debug, Default)]
-pub struct Health {
-    /// Whether a list has been completed and the collection still exists.
-    pub synced: bool,
-    /// When the server last sent something for this collection.
-    pub last_contact: Option<Instant>,
-    /// What went wrong since, in a sentence.
-    pub error: Option<String>,
-}
-
-impl Health {
-    /// What is wrong, in a sentence; none while the watch works.
-    pub fn trouble(&self) -> Option<String> {
-        match self {
-            Self { error: Some(error), .. } => Some(error.clone()),
-            Self { synced: false, .. } => Some("not listed yet".into()),
-            Self { last_contact: Some(at), .. } if at.elapsed() > HUSH => Some(format!("nothing heard for {} s", at.elapsed().as_secs())),
-            _ => None,
-        }
-    }
-}
-
-/// The cache of one collection. Readers get the objects as shared text.
-#[derive(Debug, Default)]
-pub struct Store {
-    /// In the order in which they are listed.
-    objects: RwLock<BTreeMap<ObjectKey, Arc<Object>>>,
-    health: watch::Sender<Health>,
-    forgets_text: bool,
-}
-
-impl Store {
-    /// A store for objects that are read once, as they come: changes have their text, what is kept has not. A component in a ConfigMap
-    /// would otherwise be held as base64 for as long as the host runs.
-    pub fn without_text() -> Self {
-        Self { forgets_text: true, ..Self::default() }
-    }
-
-    /// The object, if there is one.
-    pub fn get(&self, key: &ObjectKey) -> Option<Arc<Object>> {
-        self.read().get(key).cloned()
-    }
-
-    /// At most so many objects after this one in the order of namespace and name: of one namespace, or with none of all.
-    pub fn after(&self, last: Option<&ObjectKey>, namespace: Option<&str>, limit: usize) -> Vec<Arc<Object>> {
-        let first = namespace.map(|namespace| ObjectKey::new(Some(namespace), ""));
-        let from = match (last, &first) {
-            (Some(last), Some(first)) if last < first => Bound::Included(first),
-            (Some(last), _) => Bound::Excluded(last),
-            (None, Some(first)) => Bound::Included(first),
-            (None, None) => Bound::Unbounded,
-        };
-        let objects = self.read();
-        let within = |key: &ObjectKey| namespace.is_none() || key.namespace.as_deref() == namespace;
-        objects.range((from, Bound::Unbounded)).take_while(|(key, _)| within(key)).take(limit).map(|(_, object)| object.clone()).collect()
-    }
-
-    /// All objects.
-    pub fn all(&self) -> Vec<Arc<Object>> {
-        self.read().values().cloned().collect()
-    }
-
-    /// How many objects there are.
-    pub fn len(&self) -> usize {
-        self.read().len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// How the informer is doing.
-    pub fn health(&self) -> Health {
-        self.health.borrow().clone()
-    }
-
-    /// Waits until a list has been completed, or it is known why there is none.
-    pub async fn listed(&self) {
-        let listed = |health: &Health| health.synced || health.error.is_some();
-        self.health.subscribe().wait_for(listed).await.map(drop).expect("the sender is here");
-    }
-
-    /// Takes in a state that was seen otherwise than by the watch, such as the answer to a write. Returns what is now the latest.
-    pub fn observe(&self, object: Arc<Object>) -> Arc<Object> {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        match objects.get(&object.key) {
-            Some(held) if !object.newer_than(held) => held.clone(),
-            // Not there: it was deleted meanwhile, or it belongs to a collection that is no longer watched. Only the watch adds.
-            None => object,
-            Some(_) => {
-                objects.insert(object.key.clone(), object.clone());
-                object
-            }
-        }
-    }
-
-    /// Drops an object that a request of ours found to be gone. The watch would tell too, but later.
-    pub fn forget(&self, key: &ObjectKey, uid: &str) {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        if objects.get(key).is_some_and(|held| &*held.uid == uid) {
-            objects.remove(key);
-        }
-    }
-
-    /// For tests: takes in an object as the watch would.
-    #[cfg(test)]
-    pub(crate) fn insert(&self, object: Object) -> Option<Change> {
-        self.apply(object, false)
-    }
-
-    /// For tests: as if a list were complete.
-    #[cfg(test)]
-    pub(crate) fn set_synced(&self) {
-        self.note(|health| health.synced = true);
-    }
-
-    /// For tests: as after a list of these.
-    #[cfg(test)]
-    pub(crate) fn listed_with(objects: impl IntoIterator<Item = Object>) -> Self {
-        let store = Self::default();
-        for object in objects {
-            store.apply(object, true);
-        }
-        store.note(|health| health.synced = true);
-        store
-    }
-
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<ObjectKey, Arc<Object>>> {
-        self.objects.read().expect("no panic while the lock is held")
-    }
-
-    fn apply(&self, object: Object, listed: bool) -> Option<Change> {
-        let new = Arc::new(object);
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        let old = objects.get(&new.key).cloned();
-        if old.as_ref().is_some_and(|old| old.resource_version != new.resource_version && !new.newer_than(old)) {
-            return None;
-        }
-        let kept = if self.forgets_text { Arc::new(Object { json: "".into(), ..Object::clone(&new) }) } else { new.clone() };
-        objects.insert(new.key.clone(), kept);
-        Some(Change::Applied { old, new, listed })
-    }
-
-    /// A deletion carries the version at which it happened; a later re-creation of the same name stays.
-    fn delete(&self, gone: &Object) -> Option<Change> {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        let held = objects.get(&gone.key)?;
-        if held.uid != gone.uid && held.newer_than(gone) {
-            return None;
-        }
-        objects.remove(&gone.key).map(Change::Deleted)
-    }
-
-    /// Drops what a complete list as of `version` did not hold.
-    fn retain(&self, listed: &HashSet<ObjectKey>, version: &str) -> Vec<Change> {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        let gone: Vec<_> =
-            objects.values().filter(|object| !listed.contains(&object.key) && !newer(&object.resource_version, version)).cloned().collect();
-        for object in &gone {
-            objects.remove(&object.key);
-        }
-        gone.into_iter().map(Change::Deleted).collect()
-    }
-
-    fn clear(&self) -> Vec<Change> {
-        let gone = std::mem::take(&mut *self.objects.write().expect("no panic while the lock is held"));
-        gone.into_values().map(Change::Deleted).collect()
-    }
-
-    fn note(&self, change: impl FnOnce(&mut Health)) {
-        self.health.send_modify(change);
-    }
-
-    fn contact(&self) {
-        self.note(|health| {
-            health.last_contact = Some(Instant::now());
-            health.error = None;
-        });
-    }
 }
 
 /// Why a list or watch ended.
@@ -383,31 +195,43 @@ impl Informer {
         let mut listed = HashSet::new();
         let mut params =
             ListParams { limit: Some(self.target.page), label_selector: self.target.label_selector.clone(), ..ListParams::default() };
+        let mut text = self.page(&params).await?;
         let version = loop {
-            let request =
-                Request::new(&self.target.path).list(&params).map_err(|error| self.failed("list", kube::Error::BuildRequest(error)))?;
-            let text = tokio::time::timeout(REQUEST, self.client.request_text(request))
-                .await
-                .map_err(|_| Ended::Silent(REQUEST))?
-                .map_err(|error| self.failed("list", error))?;
             let malformed = |source| Ended::Malformed { verb: "list", path: self.target.path.clone(), source };
-            let page: RawList = serde_json::from_str(&text).map_err(malformed)?;
-            for item in page.items.into_iter().flatten() {
-                let Some(object) = self.parse(item.get()) else { continue };
-                listed.insert(object.key.clone());
-                self.store.apply(object, true).into_iter().for_each(&mut *on);
-            }
-            self.store.contact();
-            match page.metadata.next.filter(|next| !next.is_empty()) {
-                Some(next) => params.continue_token = Some(next),
-                None => break page.metadata.resource_version,
-            }
+            let RawList { metadata, items } = serde_json::from_str(&text).map_err(malformed)?;
+            let read = async {
+                for (number, item) in items.into_iter().flatten().enumerate() {
+                    if number % AT_A_TIME == AT_A_TIME - 1 {
+                        tokio::task::yield_now().await;
+                    }
+                    let Some(object) = self.parse(item.get()) else { continue };
+                    listed.insert(object.key.clone());
+                    self.store.apply(object, true).into_iter().for_each(&mut *on);
+                }
+            };
+            let Some(next) = metadata.next.filter(|next| !next.is_empty()) else {
+                read.await;
+                break metadata.resource_version;
+            };
+            params.continue_token = Some(next);
+            // The server works at the next page while this one is read.
+            let (following, ()) = futures::join!(self.page(&params), read);
+            text = following?;
         };
         self.store.retain(&listed, &version).into_iter().for_each(&mut *on);
         self.store.note(|health| health.synced = true);
         memory::burst();
         on(Change::Synced);
         Ok(version)
+    }
+
+    async fn page(&self, params: &ListParams) -> Result<String, Ended> {
+        let request =
+            Request::new(&self.target.path).list(params).map_err(|error| self.failed("list", kube::Error::BuildRequest(error)))?;
+        let text = tokio::time::timeout(REQUEST, self.client.request_text(request)).await;
+        let text = text.map_err(|_| Ended::Silent(REQUEST))?.map_err(|error| self.failed("list", error))?;
+        self.store.contact();
+        Ok(text)
     }
 
     /// Watches from `at`, moving it along, until the server ends the watch.
@@ -451,7 +275,16 @@ impl Informer {
 
     /// An object that cannot be read is left out, and nothing else.
     fn parse(&self, text: &str) -> Option<Object> {
-        Object::parse(text).inspect_err(|error| tracing::warn!(path = self.target.path, %error, "left out an object")).ok()
+        match Object::parse(text) {
+            Ok(mut object) => {
+                self.store.share(&mut object);
+                Some(object)
+            }
+            Err(error) => {
+                tracing::warn!(path = self.target.path, %error, "left out an object");
+                None
+            }
+        }
     }
 
     fn failed(&self, verb: &'static str, error: kube::Error) -> Ended {
@@ -501,97 +334,6 @@ fn jittered(duration: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn object(name: &str, uid: &str, version: u32) -> Object {
-        Object::parse(&format!(r#"{{"metadata":{{"name":"{name}","uid":"{uid}","resourceVersion":"{version}"}}}}"#)).expect("parses")
-    }
-
-    #[test]
-    fn the_store_never_goes_back_to_an_older_version() {
-        let store = Store::default();
-        assert!(matches!(store.apply(object("a", "1", 5), true), Some(Change::Applied { old: None, .. })));
-        assert_eq!(&*store.observe(object("a", "1", 9).into()).resource_version, "9");
-        assert!(store.apply(object("a", "1", 7), false).is_none(), "an event older than the answer to our write");
-        assert_eq!(&*store.observe(object("a", "1", 8).into()).resource_version, "9");
-        assert!(store.apply(object("a", "1", 10), false).is_some());
-    }
-
-    #[test]
-    fn a_store_without_text_tells_the_text_and_keeps_the_rest() {
-        let store = Store::without_text();
-        let text = object("a", "1", 5).json;
-        assert!(matches!(store.apply(object("a", "1", 5), true), Some(Change::Applied { new, .. }) if new.json == text));
-        assert!(matches!(&store.all()[..], [kept] if kept.json.is_empty() && &*kept.uid == "1"));
-        assert!(store.apply(object("a", "1", 4), false).is_none());
-        assert!(matches!(store.delete(&object("a", "1", 6)), Some(Change::Deleted(_))));
-    }
-
-    #[test]
-    fn a_deletion_takes_the_object_but_not_its_successor() {
-        let store = Store::default();
-        store.apply(object("a", "1", 5), false);
-        store.apply(object("a", "2", 8), false);
-        assert!(store.delete(&object("a", "1", 7)).is_none());
-        assert!(matches!(store.delete(&object("a", "2", 9)), Some(Change::Deleted(_))));
-        assert_eq!(&*store.observe(object("a", "2", 8).into()).resource_version, "8");
-        assert!(store.is_empty(), "an answer to a write does not bring a deleted object back");
-    }
-
-    #[test]
-    fn a_list_drops_what_it_does_not_hold_unless_that_is_later_than_the_list() {
-        let store = Store::default();
-        store.apply(object("old", "1", 5), true);
-        store.apply(object("new", "2", 12), true);
-        let gone = store.retain(&HashSet::new(), "10");
-        assert!(matches!(&gone[..], [Change::Deleted(gone)] if &*gone.key.name == "old"));
-        assert_eq!(store.len(), 1);
-    }
-
-    #[test]
-    fn objects_come_in_the_order_of_namespace_and_name_from_any_place() {
-        let store = Store::default();
-        for (namespace, name) in [("b", "x"), ("a", "y"), ("a", "x"), ("b", "y"), ("c", "x")] {
-            let text = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}"}}}}"#);
-            store.apply(Object::parse(&text).expect("parses"), true);
-        }
-        let after = |last: Option<(&str, &str)>, namespace, limit| {
-            let last = last.map(|(namespace, name)| ObjectKey::new(Some(namespace), name));
-            store.after(last.as_ref(), namespace, limit).iter().map(|object| object.key.to_string()).collect::<Vec<_>>()
-        };
-        assert_eq!(after(None, None, 3), ["a/x", "a/y", "b/x"]);
-        assert_eq!(after(Some(("b", "x")), None, 3), ["b/y", "c/x"]);
-        assert_eq!(after(Some(("a", "z")), None, 1), ["b/x"], "the place need not be an object any more");
-        assert_eq!(after(None, Some("b"), 9), ["b/x", "b/y"]);
-        assert_eq!(after(Some(("a", "x")), Some("b"), 9), ["b/x", "b/y"]);
-        assert!(after(Some(("c", "x")), Some("b"), 9).is_empty() && after(None, Some("d"), 9).is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn waiting_for_a_list_ends_with_it_or_with_the_cause_that_there_is_none() {
-        for cause in [None, Some("403".to_owned())] {
-            let store = Arc::new(Store::default());
-            let waiting = tokio::spawn({
-                let store = store.clone();
-                async move { store.listed().await }
-            });
-            tokio::task::yield_now().await;
-            store.contact();
-            tokio::task::yield_now().await;
-            assert!(!waiting.is_finished());
-            store.note(|health| (health.synced, health.error) = (cause.is_none(), cause));
-            assert!(tokio::time::timeout(Duration::from_secs(1), waiting).await.is_ok());
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_watch_is_well_while_it_is_synced_and_heard_of() {
-        assert!(Health::default().trouble().is_some());
-        let health = Health { synced: true, last_contact: Some(Instant::now()), error: None };
-        assert_eq!(health.trouble(), None);
-        assert!(Health { error: Some("unauthorized".into()), ..health.clone() }.trouble().is_some());
-        tokio::time::advance(HUSH + Duration::from_secs(1)).await;
-        assert!(health.trouble().is_some_and(|sentence| sentence.contains("nothing heard")));
-    }
 
     #[test]
     fn each_cause_of_an_interruption_is_warned_of_once_whatever_came_before_it() {

@@ -222,7 +222,10 @@ impl Controller {
 
     /// Takes the answer to a write into the cache, so that no later run sees an older state. Returns the answer, not what the cache
     /// holds: that may be later, and then it is news.
-    pub(super) fn observe(&self, work: &Work<'_>, answer: Object) -> Arc<Object> {
+    pub(super) fn observe(&self, work: &Work<'_>, mut answer: Object) -> Arc<Object> {
+        if let Some(held) = work.watched.get(&answer.key) {
+            answer.share(&held);
+        }
         let answer = Arc::new(answer);
         self.latest(work, answer.clone());
         answer

@@ -387,7 +387,6 @@ impl Controller {
         for key in readers {
             let Some(watched) = self.kinds.get(&key.kind) else { continue };
             match watched.get(&key.object) {
-                // Objects that read each other would wake each other without end.
                 Some(_) if term.read_later(&key) => {}
                 Some(object) => term.wake(&key, watched.claim(&object), &object, Cause::Read),
                 None => term.reads.forget(&key),

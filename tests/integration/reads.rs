@@ -254,7 +254,7 @@ async fn reading_probes(cluster: &Cluster) -> (Host, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn objects_that_read_each_other_run_once_a_second_at_most() {
+async fn objects_that_read_each_other_run_ten_times_and_then_once_a_second() {
     let cluster = Cluster::shared().await;
     let (host, probes) = reading_probes(&cluster).await;
     let began = std::time::Instant::now();
@@ -264,9 +264,9 @@ async fn objects_that_read_each_other_run_once_a_second_at_most() {
     }
     let kind = [("kind", "Probe.probe.acme.io")];
     let runs = async || host.metric("berth_reconcile_duration_seconds_count", &kind).await.unwrap_or_default();
-    eventually(SOON, async || if runs().await >= 8.0 { Ok(()) } else { Err(format!("{} runs", runs().await)) }).await;
+    eventually(SOON, async || if runs().await >= 28.0 { Ok(()) } else { Err(format!("{} runs", runs().await)) }).await;
     let (runs, seconds) = (runs().await, began.elapsed().as_secs_f64());
-    assert!(runs <= 2.0 * (seconds + 2.0), "{runs} runs of two objects in {seconds:.1} s");
+    assert!(runs <= 2.0 * (10.0 + seconds + 2.0), "{runs} runs of two objects in {seconds:.1} s");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -31,7 +31,7 @@ impl Controller {
         let Some(mut object) = work.watched.get(&work.key.object) else {
             return End::of(Then::Wait, Verdict::Outdated, None);
         };
-        let (pending, counted_for) = work.term.begin(work.key, &object);
+        let (pending, counted_for) = work.term.begin(work.key, &object, turn.cause);
         if let Some(pending) = pending {
             let payer = payer(work, &pending.version);
             match self.settle_debt(payer.as_ref().unwrap_or(work), &mut object, pending).await {

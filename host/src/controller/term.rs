@@ -9,7 +9,7 @@
 //! The store is updated before [`Term::observe`] is called.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -17,10 +17,11 @@ use std::{
 use serde_json::Value;
 use tokio::time::Instant;
 
+pub use self::tracking::Pending;
+use self::tracking::{Seen, Tracked, Tracking};
 use super::{
     breaker::Breaker,
-    mark::{RETRY, asked_again},
-    settle::{Settlement, label, mirror},
+    settle::{label, mirror},
 };
 use crate::{
     claim::Claim,
@@ -33,10 +34,14 @@ use crate::{
     text::cut,
 };
 
+mod tracking;
+
 /// How long an object may lack its mirror label before the host sets it: a run that comes at once sets it anyway.
 const MIRROR_AFTER: Duration = Duration::from_secs(1);
-/// The shortest time from the beginning of a run to that of one which a change of what it has read leads to.
-const READ_FLOOR: Duration = Duration::from_secs(1);
+/// After this time an object has one run more that a change of what it has read may lead to at once.
+const READ_EVERY: Duration = Duration::from_secs(1);
+/// How many such runs it has at most. Objects that read each other would wake each other without end.
+const READS_AT_ONCE: u32 = 10;
 
 /// One term. Dropped when leadership ends, with everything that waits in it.
 #[derive(Debug)]
@@ -45,66 +50,13 @@ pub struct Term {
     pub queue: Queue,
     /// What was read by the last run of each object.
     pub reads: Index,
-    tracked: Mutex<HashMap<Key, Tracked>>,
+    tracked: Mutex<Tracking>,
     unmirrored: Mutex<VecDeque<(Instant, Key)>>,
-    late_reads: Mutex<VecDeque<(Instant, Key)>>,
+    late_reads: Mutex<BTreeSet<(Instant, Key)>>,
     breakers: Mutex<HashMap<GroupKind, Breaker>>,
     /// The last failure of each kind, and whether its object has not had a good run since.
     failures: Mutex<HashMap<GroupKind, (LastFailure, bool)>>,
     paused: Mutex<HashSet<Key>>,
-}
-
-#[derive(Debug)]
-struct Tracked {
-    seen: Seen,
-    running: bool,
-    /// The generation for which the status counts failures, as far as this term knows.
-    counted_for: Option<i64>,
-    /// Apart, because hardly any object has one.
-    pending: Option<Box<Pending>>,
-    /// How often in a row a write could not be made.
-    delays: u32,
-    /// Whether its children may not be as they are to be, as far as this term knows.
-    children_due: bool,
-    /// Whether somebody touched them while it ran.
-    drift_held: bool,
-    /// When its last run began.
-    began: Option<Instant>,
-    /// Whether it is among the late reads.
-    read_due: bool,
-}
-
-/// An outcome whose write is owed.
-#[derive(Debug)]
-pub struct Pending {
-    /// The version whose run it is of.
-    pub version: Version,
-    /// The state that it was computed from.
-    pub given: Arc<Object>,
-    /// What to write.
-    pub settlement: Settlement,
-    /// Whether the write may have happened.
-    pub uncertain: bool,
-}
-
-/// What of an object decides whether it is looked at again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Seen {
-    uid: Arc<str>,
-    generation: i64,
-    deleting: bool,
-    rest: u64,
-}
-
-impl Seen {
-    fn of(object: &Object) -> Self {
-        let Object { uid, generation, deleting, rest, .. } = object;
-        Self { uid: uid.clone(), generation: *generation, deleting: *deleting, rest: *rest }
-    }
-
-    fn is_new_spec_after(&self, before: &Self) -> bool {
-        self.uid != before.uid || (self.generation != before.generation && !self.deleting)
-    }
 }
 
 impl Term {
@@ -128,7 +80,7 @@ impl Term {
         let mut tracked = self.lock();
         let cause = match tracked.get_mut(key) {
             None => {
-                tracked.insert(key.clone(), Tracked::new(seen));
+                tracked.insert(key, Tracked::new(seen));
                 if listed { Cause::FirstList } else { Cause::NewSpec }
             }
             Some(known) if known.running || known.seen == seen => return,
@@ -155,7 +107,7 @@ impl Term {
         let priority = priority(claim, object);
         let mut tracked = self.lock();
         if self.queue.wake(key, &object.uid, cause, priority) {
-            let known = tracked.entry(key.clone()).or_insert_with(|| Tracked::new(Seen::of(object)));
+            let known = tracked.get_or_insert(key, || Tracked::new(Seen::of(object)));
             // Another version may want other children.
             known.children_due |= cause == Cause::Reload;
         }
@@ -219,42 +171,48 @@ impl Term {
         self.breakers.lock().expect("no panic while the lock is held").remove(kind);
         self.failures.lock().expect("no panic while the lock is held").remove(kind);
         self.paused.lock().expect("no panic while the lock is held").retain(|key| key.kind != *kind);
-        self.lock().retain(|key, known| key.kind != *kind || known.running);
+        self.lock().retain(kind, |known| known.running);
     }
 
     /// A turn begins: from here on events of the key are held. Returns the write that is owed and the generation counted for.
-    pub fn begin(&self, key: &Key, object: &Object) -> (Option<Pending>, Option<i64>) {
+    pub fn begin(&self, key: &Key, object: &Object, cause: Cause) -> (Option<Pending>, Option<i64>) {
         let mut tracked = self.lock();
         let seen = Seen::of(object);
-        let known = tracked.entry(key.clone()).or_insert_with(|| Tracked::new(seen.clone()));
+        let known = tracked.get_or_insert(key, || Tracked::new(seen.clone()));
         known.running = true;
-        known.began = Some(Instant::now());
+        if cause == Cause::Read {
+            let now = Instant::now();
+            let paid = &mut known.seldom().reads_paid;
+            *paid = Some(paid.map_or(now, |paid| paid.max(now)) + READ_EVERY);
+        }
         if known.seen != seen {
             known.renew(seen);
         }
-        (known.pending.take().map(|pending| *pending), known.counted_for)
+        match &mut known.seldom {
+            Some(seldom) => (seldom.pending.take().map(|pending| *pending), seldom.counted_for),
+            None => (None, None),
+        }
     }
 
     /// Keeps an outcome whose write is owed.
     pub fn owe(&self, key: &Key, pending: Pending) {
         if let Some(known) = self.lock().get_mut(key) {
-            known.pending = Some(pending.into());
+            known.seldom().pending = Some(pending.into());
         }
     }
 
     /// A write of the object could not be made now. Returns how many before it could not, since the last that was.
     pub fn delayed(&self, key: &Key) -> u32 {
         self.lock().get_mut(key).map_or(0, |known| {
-            let before = known.delays;
-            known.delays = before.saturating_add(1);
-            before
+            let delays = &mut known.seldom().delays;
+            std::mem::replace(delays, delays.saturating_add(1))
         })
     }
 
     /// A write of the object was made.
     pub fn on_time(&self, key: &Key) {
-        if let Some(known) = self.lock().get_mut(key) {
-            known.delays = 0;
+        if let Some(seldom) = self.lock().get_mut(key).and_then(|known| known.seldom.as_mut()) {
+            seldom.delays = 0;
         }
     }
 
@@ -278,7 +236,7 @@ impl Term {
 
     /// Nothing is known any more of the children of all objects of a kind.
     pub fn mistrust_children(&self, kind: &GroupKind) {
-        self.lock().iter_mut().filter(|(key, _)| key.kind == *kind).for_each(|(_, known)| known.children_due = true);
+        self.lock().of_kind(kind).for_each(|known| known.children_due = true);
     }
 
     /// Whether the object's children have yet to be looked at, in this term or since somebody touched them.
@@ -293,15 +251,14 @@ impl Term {
         }
     }
 
-    /// What the object has read has changed. True where that is so soon after its last run began that it is looked at a moment later.
+    /// What the object has read has changed. True where that has led to so many runs of late that it is looked at later.
     pub fn read_later(&self, key: &Key) -> bool {
         let mut tracked = self.lock();
-        let Some(Tracked { began: Some(began), read_due, .. }) = tracked.get_mut(key) else { return false };
-        if began.elapsed() >= READ_FLOOR {
-            return false;
-        }
-        if !std::mem::replace(read_due, true) {
-            self.late_reads.lock().expect("no panic while the lock is held").push_back((*began + READ_FLOOR, key.clone()));
+        let Some(seldom) = tracked.get_mut(key).and_then(|known| known.seldom.as_mut()) else { return false };
+        let (now, in_advance) = (Instant::now(), READ_EVERY * (READS_AT_ONCE - 1));
+        let Some(paid) = seldom.reads_paid.filter(|paid| *paid > now + in_advance) else { return false };
+        if !std::mem::replace(&mut seldom.read_due, true) {
+            self.late_reads.lock().expect("no panic while the lock is held").insert((paid - in_advance, key.clone()));
         }
         true
     }
@@ -310,17 +267,20 @@ impl Term {
     pub fn due_readers(&self) -> Vec<Key> {
         let mut late = self.late_reads.lock().expect("no panic while the lock is held");
         let now = Instant::now();
-        let due: Vec<Key> = std::iter::from_fn(|| late.pop_front_if(|(due, _)| *due <= now)).map(|(_, key)| key).collect();
+        let due: Vec<Key> = late.extract_if(.., |(due, _)| *due <= now).map(|(_, key)| key).collect();
         drop(late);
         let mut tracked = self.lock();
-        let mut is_due = |key: &Key| tracked.get_mut(key).is_some_and(|known| std::mem::take(&mut known.read_due));
+        let mut is_due = |key: &Key| {
+            let seldom = tracked.get_mut(key).and_then(|known| known.seldom.as_mut());
+            seldom.is_some_and(|seldom| std::mem::take(&mut seldom.read_due))
+        };
         due.into_iter().filter(|key| is_due(key)).collect()
     }
 
     /// Failures of this generation are in the status now.
     pub fn counted(&self, key: &Key, generation: i64) {
         if let Some(known) = self.lock().get_mut(key) {
-            known.counted_for = Some(generation);
+            known.seldom().counted_for = Some(generation);
         }
     }
 
@@ -372,51 +332,8 @@ impl Term {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Tracked>> {
+    fn lock(&self) -> MutexGuard<'_, Tracking> {
         self.tracked.lock().expect("no panic while the lock is held")
-    }
-}
-
-impl Tracked {
-    fn new(seen: Seen) -> Self {
-        Self {
-            seen,
-            running: false,
-            counted_for: None,
-            pending: None,
-            delays: 0,
-            children_due: true,
-            drift_held: false,
-            began: None,
-            read_due: false,
-        }
-    }
-
-    /// Takes in the state of an object and says why that wakes it.
-    fn cause(&mut self, seen: Seen, object: &Object) -> Cause {
-        match self.renew(seen) {
-            Cause::Change if object.json.contains(RETRY) && asked_again(&object.value()) => Cause::Redrive,
-            cause => cause,
-        }
-    }
-
-    /// Takes in another state and says what kind of difference it is.
-    fn renew(&mut self, seen: Seen) -> Cause {
-        let cause = match () {
-            () if seen.is_new_spec_after(&self.seen) => Cause::NewSpec,
-            () if seen.deleting && !self.seen.deleting => Cause::Deletion,
-            () => Cause::Change,
-        };
-        if seen.uid != self.seen.uid {
-            self.counted_for = None;
-            self.pending = None;
-            self.delays = 0;
-            self.children_due = true;
-        } else if cause == Cause::NewSpec && self.counted_for.is_none() {
-            self.counted_for = Some(self.seen.generation);
-        }
-        self.seen = seen;
-        cause
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
     str::FromStr,
-    sync::Arc,
+    sync::{Arc, LazyLock},
     task::{Context, Poll},
     time::Duration,
 };
@@ -17,7 +17,7 @@ use hyper_util::{
     client::legacy,
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier, client::Resumption};
 use tokio::net::TcpStream;
 use tower_service::Service;
 use wasmtime_wasi_http::Error;
@@ -35,6 +35,9 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// Connections kept for one place: for as many objects as run at once by default.
 const IDLE_PER_HOST: usize = 16;
+
+/// TLS sessions of a plugin that are kept to be resumed: eight of each server. Their room is taken from the start.
+const TLS_SESSIONS: usize = 32;
 
 /// `HOST:PORT=ADDR` or `HOST:PORT=ADDR:PORT`: connections to a name go to an address of the operator's choice, as with curl.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +115,8 @@ pub struct Client {
 impl Client {
     /// With the roots of the web.
     pub fn new(ways: Ways) -> Self {
-        Self::of(ways, tls().with_webpki_roots().with_no_client_auth())
+        static WEB: LazyLock<ClientConfig> = LazyLock::new(|| tls().with_webpki_roots().with_no_client_auth());
+        Self::of(ways, WEB.clone())
     }
 
     /// One that goes the same ways and trusts these roots and no others.
@@ -120,7 +124,9 @@ impl Client {
         Self::of(self.ways.clone(), tls().with_root_certificates(roots).with_no_client_auth())
     }
 
-    fn of(ways: Ways, tls: ClientConfig) -> Self {
+    fn of(ways: Ways, mut tls: ClientConfig) -> Self {
+        // Its own: a plugin resumes no session of another one.
+        tls.resumption = Resumption::in_memory_sessions(TLS_SESSIONS);
         let dialer = Dialer { ways: ways.clone(), look_up: of_system };
         let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().enable_http2().wrap_connector(dialer);
         let pool = legacy::Client::builder(TokioExecutor::new())

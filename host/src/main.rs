@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    berth_host::memory::few_arenas();
     let cli = berth_host::cli::Cli::parse();
     match cli.run() {
         Ok(code) => code,

@@ -32,6 +32,22 @@ pub async fn give_back() -> Infallible {
     }
 }
 
+/// One arena for each core rather than eight. Each is a heap of its own, with holes of its own that no other can use: the more there
+/// are, the less of a burst can be given back. To be called before there are other threads.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code, reason = "a function of the C library that Rust has no name for")]
+pub fn few_arenas() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // SAFETY: `mallopt` only sets a number, and no other thread allocates yet. https://man7.org/linux/man-pages/man3/mallopt.3.html
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, libc::c_int::try_from(cores).unwrap_or(libc::c_int::MAX));
+    }
+}
+
+/// Other C libraries have no arenas.
+#[cfg(not(target_env = "gnu"))]
+pub fn few_arenas() {}
+
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code, reason = "a function of the C library that Rust has no name for")]
 fn trim() {

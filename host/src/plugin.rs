@@ -147,7 +147,7 @@ impl Runtime {
         self.ceilings.check_component(package)?;
         world::check(&package.component)?;
         let code = self.compiled(package).await?;
-        let linked = code.get().await.map_err(|error| match error.downcast::<Unlinked>() {
+        let linked = self.codes.look(&code).await.map_err(|error| match error.downcast::<Unlinked>() {
             Ok(Unlinked(causes)) => {
                 Refusal::new(reason::UNKNOWN_WORLD, format!("It does not fit this host's version of the contract: {causes}."))
             }

@@ -2,6 +2,9 @@
 //!
 //! A component that is linked takes some hundred KiB beside its code, which a hundred plugins that have nothing to do would hold for
 //! nothing. It is mapped again in a millisecond or two, from a file that stays open whatever becomes of the cache meanwhile.
+//!
+//! A start maps every component once to have it described. Those are not all kept until the first run: what a hundred of them have
+//! allocated would lie between what stays, and hardly a page of it could be given back.
 
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -15,7 +18,9 @@ use crate::memory;
 
 /// What has not run for so long is given back. Against a run that often, mapping it again is nothing.
 const IDLE: Duration = Duration::from_secs(10);
-/// How often that is looked for.
+/// What has been described and has not run is given back as soon as so many others have been described since.
+const UNTRIED: usize = 8;
+/// How often it is looked for what is idle.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Maps and links a component. It takes too long for a worker of tokio.
@@ -30,28 +35,42 @@ pub struct Code<T> {
 struct Warm<T> {
     linked: T,
     used: Instant,
+    ran: bool,
 }
 
 impl<T: Clone + Send + 'static> Code<T> {
-    /// The component, mapped if it is not.
+    /// The component for a run, mapped if it is not.
     ///
     /// # Errors
     /// Those of mapping and linking.
     pub async fn get(&self) -> Result<T> {
+        self.mapped(true).await
+    }
+
+    async fn mapped(&self, runs: bool) -> Result<T> {
         let mut warm = self.warm.lock().await;
         if let Some(warm) = &mut *warm {
             warm.used = Instant::now();
+            warm.ran |= runs;
             return Ok(warm.linked.clone());
         }
         let load = self.load.clone();
         let linked = tokio::task::spawn_blocking(move || load()).await??;
-        *warm = Some(Warm { linked: linked.clone(), used: Instant::now() });
+        *warm = Some(Warm { linked: linked.clone(), used: Instant::now(), ran: runs });
         Ok(linked)
     }
 
     /// Gives back what has not run for a while; whether there was any. What is being mapped is about to run.
     fn rest(&self) -> bool {
         self.warm.try_lock().is_ok_and(|mut warm| warm.take_if(|warm| warm.used.elapsed() >= IDLE).is_some())
+    }
+
+    fn is_untried(&self) -> bool {
+        self.warm.try_lock().is_ok_and(|warm| warm.as_ref().is_some_and(|warm| !warm.ran))
+    }
+
+    fn rest_untried(&self) {
+        let _ = self.warm.try_lock().map(|mut warm| warm.take_if(|warm| !warm.ran));
     }
 }
 
@@ -74,6 +93,19 @@ impl<T: Clone + Send + 'static> Codes<T> {
             }
         });
         Self(all)
+    }
+
+    /// The component, mapped if it is not, to have it described: it may never run.
+    ///
+    /// # Errors
+    /// Those of mapping and linking.
+    pub async fn look(&self, code: &Code<T>) -> Result<T> {
+        let linked = code.mapped(false).await?;
+        let all = self.0.lock().expect("no panic while the lock is held").clone();
+        // In the order in which they came.
+        let untried: Vec<_> = all.iter().filter_map(Weak::upgrade).filter(|code| code.is_untried()).collect();
+        untried.iter().rev().skip(UNTRIED).for_each(|code| code.rest_untried());
+        Ok(linked)
     }
 
     /// The code of one more component.
@@ -116,6 +148,20 @@ mod tests {
         drop(busy);
         drop(counting(&codes, 0));
         assert_eq!(codes.0.lock().expect("no panic").len(), 2, "the one that is gone makes room for the next");
+    }
+
+    #[tokio::test]
+    async fn of_what_was_only_looked_at_the_last_few_stay_mapped() {
+        let codes = Codes::new();
+        let all: Vec<_> = (0..UNTRIED + 3).map(|_| counting(&codes, 0)).collect();
+        all[0].get().await.expect("mapped for a run");
+        for code in &all {
+            codes.look(code).await.expect("mapped");
+        }
+        let mapped: Vec<bool> = all.iter().map(|code| code.warm.try_lock().expect("free").is_some()).collect();
+        let expected: Vec<bool> = (0..UNTRIED + 3).map(|number| number == 0 || number >= 3).collect();
+        assert_eq!(mapped, expected);
+        assert_eq!(all[1].get().await.expect("mapped again"), 2);
     }
 
     #[tokio::test]

@@ -22,6 +22,8 @@ use serde_json::{Value, json};
 
 /// Objects that are created at once. More would only wait in the API server.
 const AT_ONCE: usize = 32;
+/// The library's default: the level that `berth push` takes would take longer than what is measured.
+const ZSTD_LEVEL: i32 = 3;
 /// How long a change of a CRD takes to be noticed at most.
 const NOTICED: Duration = Duration::from_secs(30);
 /// Between two looks at something that is timed.
@@ -85,7 +87,13 @@ impl Bed {
     pub async fn plugin_as(&self, kind: Resource, component: &[u8]) -> anyhow::Result<()> {
         let name = if kind == Resource::EMAIL { "email-request" } else { "report-job" };
         let config = workspace::deploy(&format!("plugins/{name}.yaml"))?;
-        self.cluster.push(name, component, &config).await;
+        self.push(name, component, &config).await
+    }
+
+    /// Delivers a component as `berth push` does: compressed.
+    pub async fn push(&self, name: &str, component: &[u8], config: &str) -> anyhow::Result<()> {
+        let compressed = zstd::encode_all(component, ZSTD_LEVEL)?;
+        self.cluster.push_file(name, "plugin.wasm.zst", &compressed, config).await;
         Ok(())
     }
 

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(3 * 3600);
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::new("endurance").await?;
     bed.plugin(Resource::EMAIL).await?;
-    bed.cluster.push("probe", &probe(&json!({})), CONFIG).await;
+    bed.push("probe", &probe(&json!({})), CONFIG).await?;
     let mut host = Operator::start(&bed, System::Berth, &Work::on(&[])).await?;
     until_serving(&mut host, 2).await?;
     for number in 0..OBJECTS {
@@ -54,7 +54,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         anyhow::ensure!(started.elapsed() < PATIENCE, "{done} reconciles after {PATIENCE:?}\n{}", host.log_tail());
         if reloaded.elapsed() >= RELOAD {
             (reloaded, reloads) = (Instant::now(), reloads + 1);
-            bed.cluster.push("probe", &relabelled(&probe(&json!({})), &format!("reload {reloads}")), CONFIG).await;
+            bed.push("probe", &relabelled(&probe(&json!({})), &format!("reload {reloads}")), CONFIG).await?;
             bed.plugin_as(Resource::EMAIL, &relabelled(&guest("email_request"), &format!("reload {reloads}"))).await?;
         }
     }

@@ -32,7 +32,7 @@ enum Signal {
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::new("failover").await?;
     bed.plugin(KIND).await?;
-    deliver(&bed, HANDLERS).await;
+    deliver(&bed, HANDLERS).await?;
     bed.seed(KIND, OBJECTS, 500).await?;
     let mut leader = start(&bed).await?;
     let (mut ended, mut killed) = (Vec::new(), Vec::new());

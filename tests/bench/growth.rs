@@ -46,7 +46,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     for plugins in [1_u32, 4, 16, 64] {
         let bed = Bed::new("plugins").await?;
         bed.plugin(KIND).await?;
-        deliver(&bed, plugins - 1).await;
+        deliver(&bed, plugins - 1).await?;
         // Compiled before, so that no compiler runs beside what is measured.
         let mut host = Operator::start(&bed, System::Berth, &Work::of(KIND)).await?;
         until_serving(&mut host, plugins).await?;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use berth_tests::{cluster::cluster_role, resource::Resource, stage::probe};
-use futures::{StreamExt, stream};
+use futures::{TryStreamExt, stream};
 use serde_json::{Value, json};
 
 use crate::{
@@ -71,7 +71,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
 /// Megabytes of a host with so many handlers, each a component and a kind of its own, with so many objects each.
 async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
     let bed = Bed::new("hosted").await?;
-    deliver(&bed, handlers).await;
+    deliver(&bed, handlers).await?;
     let mut host = Operator::start(&bed, System::Berth, &Work::on(&[])).await?;
     until_serving(&mut host, handlers).await?;
     for number in 0..handlers {
@@ -91,18 +91,18 @@ async fn hosted(handlers: u32, objects: usize) -> anyhow::Result<f64> {
 }
 
 /// Kinds of which nothing is asked, and a plugin for each.
-pub async fn deliver(bed: &Bed, handlers: u32) {
+pub async fn deliver(bed: &Bed, handlers: u32) -> anyhow::Result<()> {
     if handlers == 0 {
-        return;
+        return Ok(());
     }
     let role = format!("berth-bench-{}", bed.cluster.namespace());
     bed.cluster.install([cluster_role(&role, GROUP, "*")]).await;
     bed.cluster.install((0..handlers).map(|number| Made(GROUP, number).crd())).await;
     let push = async |number| {
         let kind = Made(GROUP, number);
-        bed.cluster.push(&kind.plural(), &probe(&kind.reference()), "").await;
+        bed.push(&kind.plural(), &probe(&kind.reference()), "").await
     };
-    stream::iter(0..handlers).for_each_concurrent(4, push).await;
+    stream::iter((0..handlers).map(Ok)).try_for_each_concurrent(4, push).await
 }
 
 /// Waits until the host serves so many plugins.

@@ -26,7 +26,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     for (what, spec, count) in neighbours {
         let bed = Bed::new("neighbour").await?;
         bed.plugin(Resource::EMAIL).await?;
-        bed.cluster.push("probe", &probe(&json!({})), "").await;
+        bed.push("probe", &probe(&json!({})), "").await?;
         let mut host = Operator::synced(&bed, System::Berth, &Work::of(Resource::EMAIL)).await?;
         until_serving(&mut host, 2).await?;
         let alone = Seen::sample(&bed, "alone", SAMPLES).await?;

@@ -28,7 +28,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let bed = Bed::new("reload").await?;
     bed.plugin(Resource::EMAIL).await?;
     bed.plugin(Resource::JOB).await?;
-    deliver(&bed, OTHERS - 1).await;
+    deliver(&bed, OTHERS - 1).await?;
     let work = Work::on(&[Resource::EMAIL, Resource::JOB]);
     let mut host = Operator::synced(&bed, System::Berth, &work).await?;
     until_serving(&mut host, OTHERS + 1).await?;

@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context;
 use berth_host::install::{Manifests, Mode};
 use berth_tests::{account::role, cluster::Cluster, stage::probe};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{TryStreamExt, stream};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject, Patch, PatchParams, WatchEvent},
@@ -31,8 +31,8 @@ const GROUP: &str = "chain.acme.io";
 const NAME: &str = "ring";
 /// The account by which plugins read each other's objects.
 const ACCOUNT: &str = "chain";
-/// Between two rounds: an object that reads others is run for their sake once a second at most.
-const PAUSE: Duration = Duration::from_millis(1_200);
+/// Between two rounds, in each of which an object that reads others is run for their sake twice: for more it would have one a second.
+const PAUSE: Duration = Duration::from_secs(2);
 /// After which the code of a plugin is no longer in memory.
 const REST: Duration = Duration::from_secs(25);
 const COLD_ROUNDS: usize = 4;
@@ -92,9 +92,9 @@ impl Chain {
             if let Some(before) = number.checked_sub(1) {
                 claim["reads"] = json!([kind(before).reference()]);
             }
-            bed.cluster.push(&kind(number).plural(), &probe(&claim), &format!("serviceAccountName: {ACCOUNT}\n")).await;
+            bed.push(&kind(number).plural(), &probe(&claim), &format!("serviceAccountName: {ACCOUNT}\n")).await
         };
-        stream::iter(0..stations).for_each_concurrent(4, push).await;
+        stream::iter((0..stations).map(Ok)).try_for_each_concurrent(4, push).await?;
         let object = |number: u32| {
             let mut spec = json!({"do": "pass", "nonce": 0, "namespace": namespace});
             if let Some(before) = number.checked_sub(1) {

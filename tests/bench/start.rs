@@ -1,4 +1,4 @@
-//! P13: from the start of a process until it serves: ready, every plugin serving, every object listed.
+//! P13: from the start of a process until it is ready with every plugin serving, and until it has listed every object as well.
 
 use std::{
     collections::BTreeMap,
@@ -23,28 +23,35 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         let bed = Bed::new("start").await?.with_cold_cache();
         bed.plugin(Resource::EMAIL).await?;
         bed.plugin(Resource::JOB).await?;
-        deliver(&bed, handlers - 2).await;
+        deliver(&bed, handlers - 2).await?;
         bed.seed(Resource::EMAIL, OBJECTS, 500).await?;
-        let cold = start(&bed, System::Berth, handlers).await?.as_secs_f64();
+        let (cold, _) = start(&bed, System::Berth, handlers).await?;
+        let cold = cold.as_secs_f64();
         eprintln!("P13: {handlers} plugins, nothing compiled yet: {cold:.2} s");
-        let mut times = BTreeMap::<System, Vec<f64>>::new();
+        let (mut ready, mut listed) = (Vec::new(), BTreeMap::<System, Vec<f64>>::new());
         for _ in 0..ROUNDS {
             for system in [System::Berth, System::KubeRs, System::ControllerRuntime] {
                 if system != System::Berth && handlers > 2 {
                     continue;
                 }
-                times.entry(system).or_default().push(start(&bed, system, handlers).await?.as_secs_f64() * 1e3);
+                let (serving, all) = start(&bed, system, handlers).await?;
+                listed.entry(system).or_default().push(all.as_secs_f64() * 1e3);
+                if system == System::Berth {
+                    ready.push(serving.as_secs_f64() * 1e3);
+                }
             }
         }
-        eprintln!("P13: {handlers} plugins, compiled before: {times:.0?} ms");
-        let what = format!("start → serving {handlers} plugins with {OBJECTS} objects");
-        figures.push(Figure::new("P13", &format!("{what}, compiled before"), "ms", &times, &[Aim::AtMost(most)]));
+        eprintln!("P13: {handlers} plugins, compiled before: {ready:.0?} ms; all listed: {listed:.0?} ms");
+        let what = format!("start → ready, {handlers} plugins serving");
+        figures.push(Figure::alone("P13", &format!("{what}, compiled before"), "ms", &ready, &[Aim::AtMost(most)]));
+        figures.push(Figure::new("P13", &format!("start → {OBJECTS} objects listed, {handlers} plugins"), "ms", &listed, &[]));
         figures.push(Figure::alone("P13", &format!("{what}, nothing compiled yet"), "s", &[cold], &[]));
     }
     Ok(figures)
 }
 
-async fn start(bed: &Bed, system: System, handlers: u32) -> anyhow::Result<Duration> {
+/// Until it is ready and serves, and until it has listed all objects too.
+async fn start(bed: &Bed, system: System, handlers: u32) -> anyhow::Result<(Duration, Duration)> {
     // A Lease that the last one held has run out, or was released.
     let started = Instant::now();
     let work = Work::on(&[Resource::EMAIL, Resource::JOB]);
@@ -52,8 +59,9 @@ async fn start(bed: &Bed, system: System, handlers: u32) -> anyhow::Result<Durat
     if system == System::Berth {
         until_serving(&mut operator, handlers).await?;
     }
+    let ready = started.elapsed();
     operator.until_synced(OBJECTS).await;
-    let time = started.elapsed();
+    let listed = started.elapsed();
     operator.end().await?;
-    Ok(time)
+    Ok((ready, listed))
 }

@@ -315,21 +315,32 @@ pub fn newer(a: &str, b: &str) -> bool {
 
 /// How deep brackets nest in a JSON text, counted before it is parsed.
 pub fn depth(text: &str) -> usize {
-    let (mut now, mut most, mut in_text, mut escaped) = (0_usize, 0, false, false);
-    for byte in text.bytes() {
+    let (mut now, mut most, mut rest) = (0_usize, 0, text.as_bytes());
+    while let [byte, behind @ ..] = rest {
+        rest = behind;
         match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_text => escaped = true,
-            b'"' => in_text = !in_text,
-            b'{' | b'[' if !in_text => {
+            b'"' => rest = behind_text(behind),
+            b'{' | b'[' => {
                 now += 1;
                 most = most.max(now);
             }
-            b'}' | b']' if !in_text => now = now.saturating_sub(1),
+            b'}' | b']' => now = now.saturating_sub(1),
             _ => {}
         }
     }
     most
+}
+
+/// What comes behind a text that has begun. Most of what is large is one, such as a component in a ConfigMap.
+fn behind_text(mut rest: &[u8]) -> &[u8] {
+    while let Some(at) = memchr::memchr2(b'"', b'\\', rest) {
+        let escapes = rest[at] == b'\\';
+        rest = rest.get(at + 1 + usize::from(escapes)..).unwrap_or_default();
+        if !escapes {
+            return rest;
+        }
+    }
+    &[]
 }
 
 /// The value at a dotted path such as `status.phase`.

@@ -1,15 +1,24 @@
 //! What the host's own account needs for a kind, and the question to the API server whether it may.
 
-use futures::{FutureExt, future::BoxFuture};
+use std::sync::Arc;
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, try_join_all},
+};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use crate::{
     claim::Claim,
     object::Kind,
     package::{Refusal, reason},
 };
+
+/// Questions under way at a time, of all plugins: each has a connection of its own.
+const AT_ONCE: usize = 8;
 
 /// The permissions that the host needs to serve a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,7 +39,7 @@ pub struct Permission {
 pub enum Access {
     /// Everything is allowed.
     Granted,
-    /// This is not, in that namespace or in the whole cluster; what comes after it has not been asked.
+    /// This is not, in that namespace or in the whole cluster; what comes after it may not be either.
     Denied(Permission, Option<String>),
 }
 
@@ -81,18 +90,24 @@ pub type Ask = Box<dyn Fn(Needs, Option<Permission>) -> BoxFuture<'static, Resul
 /// Asks by SelfSubjectAccessReview: for each of these namespaces, or with none for the whole cluster.
 pub fn self_review(client: Client, namespaces: Vec<String>) -> Ask {
     let places: Vec<_> = if namespaces.is_empty() { vec![None] } else { namespaces.into_iter().map(Some).collect() };
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
     Box::new(move |needs, first| {
-        let (client, places) = (client.clone(), places.clone());
+        let (client, places, turns) = (client.clone(), places.clone(), turns.clone());
         async move {
-            let later = needs.permissions().filter(|permission| Some(*permission) != first);
-            for permission in first.into_iter().chain(later) {
-                for namespace in &places {
-                    if !allowed(&client, namespace.as_deref(), &needs, permission).await? {
-                        return Ok(Access::Denied(permission, namespace.clone()));
-                    }
-                }
+            let denied = async |permissions: Vec<Permission>| {
+                let questions = permissions.iter().flat_map(|permission| places.iter().map(move |place| (*permission, place)));
+                let asked = questions.map(async |(permission, place)| {
+                    let _turn = turns.acquire().await.expect("it is never closed");
+                    let allowed = allowed(&client, place.as_deref(), &needs, permission).await?;
+                    Ok::<_, String>((!allowed).then(|| Access::Denied(permission, place.clone())))
+                });
+                Ok::<_, String>(try_join_all(asked).await?.into_iter().flatten().next())
+            };
+            if let Some(denied) = denied(first.into_iter().collect()).await? {
+                return Ok(denied);
             }
-            Ok(Access::Granted)
+            let others = needs.permissions().filter(|permission| Some(*permission) != first).collect();
+            Ok(denied(others).await?.unwrap_or(Access::Granted))
         }
         .boxed()
     })

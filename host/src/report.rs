@@ -54,6 +54,8 @@ const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "berth");
 const WRITE: Duration = Duration::from_secs(10);
 /// When to look again after a write that failed, and how often the kinds' informers are asked how they are.
 const AGAIN: Duration = Duration::from_secs(5);
+/// How long a new leader leaves what was said of a plugin that it has yet to load: most likely it holds, and is said again in a moment.
+const LOAD: Duration = Duration::from_secs(5);
 /// How long a kind has to be in trouble before that is worth a write: a watch that ends and comes back is not.
 const TROUBLE: Duration = Duration::from_secs(15);
 
@@ -193,10 +195,11 @@ impl Writer {
     }
 
     async fn lead(&mut self, fence: &Fence, changed: &Notify) -> Ended {
+        let began = Instant::now();
         loop {
             let standings = self.reporter.standings.borrow_and_update().clone();
             self.observe_troubles(&standings);
-            if self.store.health().synced && self.write(&standings, fence).await == Err(Stopped::Fenced) {
+            if self.store.health().synced && self.write(&standings, began, fence).await == Err(Stopped::Fenced) {
                 return Ended::Term;
             }
             tokio::select! {
@@ -229,7 +232,7 @@ impl Writer {
     }
 
     /// Writes what is different. What fails is logged, and tried again when the loop comes round.
-    async fn write(&mut self, standings: &Standings, fence: &Fence) -> Result<(), Stopped> {
+    async fn write(&mut self, standings: &Standings, began: Instant, fence: &Fence) -> Result<(), Stopped> {
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         for (name, standing) in &standings.plugins {
             let object = self.present(name).filter(|object| !object.deleting);
@@ -239,6 +242,10 @@ impl Writer {
             let status = Status::of(standing, self.trouble(standing), figures.as_ref(), before.as_ref(), &now);
             let wanted = self.object(name, standing);
             let head = (!holds(&found["metadata"], &wanted["metadata"])).then_some(wanted);
+            let unknown = standing.loading && standing.stable.is_none();
+            if head.is_none() && before.is_some() && unknown && !standings.warm && began.elapsed() < LOAD {
+                continue;
+            }
             if head.is_some() || before.as_ref() != Some(&status) {
                 // Several hosts may see a plugin otherwise, and each of them hears of what the others write.
                 if head.is_none() && self.paced.get(name).is_some_and(|paced| !paced.may_say(&status)) {

@@ -81,3 +81,21 @@ async fn a_job_costs_one_write_of_its_status_and_one_of_its_label() {
     let statuses = writes.iter().filter(|write| write.contains("/status")).count();
     assert!(statuses == 1 && writes.len() == 2, "one status and one label: {writes:#?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_leader_says_of_a_plugin_what_was_said_before_and_not_that_it_has_yet_to_load_it() {
+    let stage = Stage::shared().await;
+    let mut host = stage.report_host("").await;
+    let (system, told) = (stage.cluster.system(), |plugin: &Value| plugin["status"]["hosts"][0]["holder"].as_str().map(str::to_owned));
+    let before = stage.cluster.until_in(system, Resource::PLUGIN, "report-job", SOON, |plugin| told(plugin).is_some()).await;
+    let mark = host.proxy.mark();
+    assert_eq!(host.terminate().await, Some(0));
+    host.restart().await;
+    let after = stage.cluster.until_in(system, Resource::PLUGIN, "report-job", SOON, |plugin| told(plugin) != told(&before)).await;
+    assert_eq!(after["status"]["conditions"], before["status"]["conditions"]);
+    let about_it = |entry: &Entry| entry.seen.writes() && entry.seen.path.contains("/plugins/report-job");
+    let own = |entry: &Entry| entry.seen.query.contains("fieldManager=berth-host-");
+    let writes: Vec<String> =
+        host.proxy.since(mark).iter().filter(|entry| about_it(entry) && !own(entry)).map(ToString::to_string).collect();
+    assert!(writes.is_empty(), "{writes:#?}");
+}

@@ -16,7 +16,7 @@ use futures::{
 };
 use kube::{
     Api,
-    api::{DynamicObject, ListParams, PostParams, WatchEvent, WatchParams},
+    api::{DeleteParams, DynamicObject, ListParams, PostParams, WatchEvent, WatchParams},
 };
 use serde_json::{Value, json};
 
@@ -174,17 +174,35 @@ impl Bed {
         .await
     }
 
-    /// Creates an object that wants something to be done at each beat, until it is told to stop. Returns how many.
-    pub async fn keep_filling(&self, kind: Resource, prefix: &str, beat: Duration, stop: &AtomicBool) -> anyhow::Result<usize> {
+    /// Creates an object that wants something to be done at each beat, and deletes it once so many have come since, until it is told to
+    /// stop. Returns how many were created.
+    pub async fn keep_filling(
+        &self,
+        kind: Resource,
+        prefix: &str,
+        beat: Duration,
+        keep: usize,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<usize> {
         let api = self.cluster.api(kind);
         let mut beat = tokio::time::interval(beat);
-        let mut created = 0;
+        let mut created = 0_usize;
         while !stop.load(Ordering::Relaxed) {
             beat.tick().await;
             api.create(&PostParams::default(), &self.wanting(kind, &format!("{prefix}{created}"))).await?;
+            if let Some(old) = created.checked_sub(keep) {
+                api.delete(&format!("{prefix}{old}"), &DeleteParams::background()).await?;
+            }
             created += 1;
         }
         Ok(created)
+    }
+
+    /// Deletes objects, many at once.
+    pub async fn remove(&self, kind: Resource, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
+        let (api, params) = (self.cluster.api(kind), DeleteParams::background());
+        let gone = async |name: String| api.delete(&name, &params).await.map(drop).with_context(|| format!("deleting {name}"));
+        stream::iter(names.map(Ok)).try_for_each_concurrent(AT_ONCE, gone).await
     }
 
     /// Creates objects, many at once.

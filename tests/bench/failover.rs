@@ -20,6 +20,8 @@ const OBJECTS: usize = 10_000;
 const ROUNDS: usize = 5;
 /// Between two new objects: how exact the figure is.
 const BEAT: Duration = Duration::from_millis(10);
+/// New objects that are there at a time, for longer than it takes until the standby leads.
+const KEPT: usize = 3_000;
 /// The defaults of `berth run`.
 const LEASE: f64 = 15.0;
 
@@ -70,7 +72,7 @@ async fn start(bed: &Bed) -> anyhow::Result<Operator> {
 async fn takeover(bed: &Bed, mut leader: Operator, signal: Signal, round: usize) -> anyhow::Result<f64> {
     let stop = AtomicBool::new(false);
     let prefix = format!("{signal:?}-{round}-").to_lowercase();
-    let stream = bed.keep_filling(KIND, &prefix, BEAT, &stop);
+    let stream = bed.keep_filling(KIND, &prefix, BEAT, KEPT, &stop);
     let before = bed.gateway.delivered();
     let act = async {
         bed.until_effects(KIND, before + 100, Duration::from_secs(60)).await?;
@@ -85,6 +87,7 @@ async fn takeover(bed: &Bed, mut leader: Operator, signal: Signal, round: usize)
     };
     let (created, at) = tokio::try_join!(stream, act)?;
     bed.until_effects(KIND, before + created, Duration::from_secs(120)).await?;
+    bed.remove(KIND, (created.saturating_sub(KEPT)..created).map(|number| format!("{prefix}{number}"))).await?;
     // What was under way at the signal may still come; the gap after it is the takeover.
     let mut times: Vec<u64> = bed.gateway.deliveries()[before..].iter().map(|delivery| delivery.at_ms).filter(|time| *time >= at).collect();
     times.insert(0, at);

@@ -22,6 +22,8 @@ const RELOADS: usize = 100;
 const OTHERS: u32 = 49;
 /// Between two new jobs.
 const BEAT: Duration = Duration::from_millis(20);
+/// Jobs that are there at a time: those of ten seconds.
+const KEPT: usize = 500;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
@@ -33,7 +35,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let mut host = Operator::synced(&bed, System::Berth, &work).await?;
     until_serving(&mut host, OTHERS + 1).await?;
     let stop = AtomicBool::new(false);
-    let jobs = bed.keep_filling(Resource::JOB, "j", BEAT, &stop);
+    let jobs = bed.keep_filling(Resource::JOB, "j", BEAT, KEPT, &stop);
     let reloads = async {
         // Both are as busy before as during.
         let alone = Seen::sample(&bed, "alone", RELOADS * 2).await?;

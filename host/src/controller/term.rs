@@ -14,14 +14,15 @@ use std::{
     time::Duration,
 };
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 pub use self::tracking::Pending;
 use self::tracking::{Seen, Tracked, Tracking};
 use super::{
     breaker::Breaker,
-    settle::{label, mirror},
+    settle::{Standing, label, mirror, standing},
 };
 use crate::{
     claim::Claim,
@@ -81,7 +82,12 @@ impl Term {
         let cause = match tracked.get_mut(key) {
             None => {
                 tracked.insert(key, Tracked::new(seen));
-                if listed { Cause::FirstList } else { Cause::NewSpec }
+                match listed {
+                    // A leader that takes over finds work among what is done.
+                    true if seems_settled(claim, object) => Cause::Resync,
+                    true => Cause::FirstList,
+                    false => Cause::NewSpec,
+                }
             }
             Some(known) if known.running || known.seen == seen => return,
             Some(known) => known.cause(seen, object),
@@ -349,6 +355,19 @@ fn priority(claim: &Claim, object: &Object) -> i64 {
         }),
         _ => 0,
     }
+}
+
+/// Whether nothing is to be done for the object as far as its status tells.
+fn seems_settled(claim: &Claim, object: &Object) -> bool {
+    #[derive(Deserialize)]
+    struct Parts {
+        status: Option<Value>,
+    }
+    if claim.progress.is_none() {
+        return false;
+    }
+    let status = serde_json::from_str::<Parts>(&object.json).ok().and_then(|parts| parts.status);
+    status.is_some_and(|status| standing(claim, object, &json!({ "status": status })) == Standing::Settled)
 }
 
 fn lacks_mirror(claim: &Claim, object: &Object) -> bool {

@@ -238,6 +238,31 @@ fn any_integer_is_a_priority_and_anything_else_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_list_finds_unfinished_runs_before_what_it_finds_done() {
+    let bench = Bench::new();
+    let done = |observed: i64| json!({"phase": "Done", "observedGeneration": observed});
+    for (name, status, cause) in [
+        ("a", done(1), Cause::Resync),
+        ("b", done(0), Cause::FirstList),
+        ("c", json!({"phase": "Working", "observedGeneration": 1}), Cause::FirstList),
+        ("d", Value::Null, Cause::FirstList),
+    ] {
+        let metadata = json!({"name": name, "uid": name, "resourceVersion": "1", "generation": 1});
+        let object = Object::parse(&json!({"metadata": metadata, "status": status}).to_string()).expect("parses");
+        let key = Key { object: object.key.clone(), ..bench.key.clone() };
+        bench.term.observe(&key, &Claim::full(), &object, true);
+        let turn = bench.turn().await.expect("looked at");
+        assert_eq!(turn.cause, cause, "{name}");
+        turn.done(Then::Wait);
+        // Without phases in its claim nothing is settled.
+        bench.term.gone(&key);
+        bench.term.observe(&key, &claim(), &object, true);
+        assert_eq!(bench.turn().await.expect("looked at").cause, Cause::FirstList, "{name}");
+        bench.term.gone(&key);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn delays_in_a_row_are_counted_until_a_write_is_made_or_the_object_is_another() {
     let bench = Bench::new();
     let first = object("u", 1, 1, json!({}));

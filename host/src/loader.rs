@@ -49,8 +49,6 @@ mod standing;
 
 /// How often a missing permission is asked for again, and what failed for the host's own reasons is tried again.
 const RETRY: Duration = Duration::from_secs(10);
-/// The longest that all questions about one plugin's permissions may take.
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a plugin may wait at the start for an older one that may claim the same kind.
 const HEAD_START: Duration = Duration::from_secs(10);
@@ -271,10 +269,7 @@ impl Loader {
             return;
         }
         let answer = (self.ask)(needs.clone(), first);
-        self.work.spawn(async move {
-            let answer = tokio::time::timeout(ASK_TIMEOUT, answer).await;
-            Done::Asked { needs, answer: answer.unwrap_or_else(|_| Err(format!("no answer within {ASK_TIMEOUT:?}"))) }
-        });
+        self.work.spawn(async move { Done::Asked { needs, answer: answer.await } });
     }
 
     fn settle(&mut self) {

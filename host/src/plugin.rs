@@ -203,7 +203,7 @@ impl Runtime {
         let Some(artefact) = artefact else { return Ok(None) };
         let link = self.link.clone();
         let code = self.codes.add(move || link(&artefact));
-        match code.get().await {
+        match self.codes.look(&code).await {
             // What it lacks is not that of the cache.
             Err(error) if !error.is::<Unlinked>() => {
                 self.cache.remove(&digest);

@@ -13,8 +13,8 @@
 //!   other wakes are folded into the waiting run, which stays when it was. A *timer* (after [`Then::After`]) gives way to any wake.
 //!   [`Then::Again`] gives way to nothing.
 //! - Order within a lane: by priority, where every 30 s of waiting count as one more; then a live change before a retry or a change of
-//!   what was read, before what a reload or the first list brought (5 s and 15 s of waiting outweigh that); resyncs of known objects
-//!   last, until they have waited 2 min.
+//!   what was read, before what a reload or the first list brought (5 s and 15 s of waiting outweigh that); resyncs, and what a list
+//!   finds done, last, until they have waited 2 min.
 //! - Lanes take fair turns, each within its own concurrency. A concurrency of 0 holds the lane: its objects wait. A lane may
 //!   [prefer](Queue::prefer_sound) objects without failures to all others.
 //!
@@ -70,9 +70,9 @@ pub enum Cause {
     Read,
     /// Another version of the plugin serves now.
     Reload,
-    /// It was in the first list of its kind.
+    /// It was in the first list of its kind, and is not done.
     FirstList,
-    /// It is looked at again although nothing is known to have changed.
+    /// It is looked at although nothing is known to have changed, or to be left to do.
     Resync,
 }
 

@@ -3,7 +3,7 @@
 //! # Expected flow
 //! Every replica watches the `Plugin` objects of its namespace. The leader compares them with what its loader says, and writes what is
 //! different: at once when it becomes leader, when a plugin stands otherwise, and when somebody else has deleted an object; within some
-//! seconds when somebody else has changed one.
+//! seconds when somebody else has changed one. Of a plugin that a new leader has yet to load, what was said before stands for some seconds.
 //!
 //! Figures of what is at work go into an entry of this host's own, at a pace: nothing changes while nothing happens.
 //!

@@ -33,7 +33,7 @@ use crate::{memory, object::Object};
 
 mod store;
 
-/// Objects of a page of a list, where they are of the usual size: a page of large ones is a few megabytes.
+/// Objects of a page of a list, where they are of the usual size: a page of large ones is a few megabytes, and two are held at a time.
 pub const PAGE: u32 = 500;
 /// How many of them are read before others get a turn.
 const AT_A_TIME: usize = 50;

@@ -22,7 +22,8 @@ pub use self::tracking::Pending;
 use self::tracking::{Seen, Tracked, Tracking};
 use super::{
     breaker::Breaker,
-    settle::{Standing, label, mirror, standing},
+    mark::RETRY,
+    settle::{Standing, is_dead, label, mirror, standing},
 };
 use crate::{
     claim::Claim,
@@ -185,8 +186,9 @@ impl Term {
         let mut tracked = self.lock();
         let seen = Seen::of(object);
         let known = tracked.get_or_insert(key, || Tracked::new(seen.clone()));
-        known.running = true;
-        if cause == Cause::Read {
+        let again = std::mem::replace(&mut known.running, true);
+        // A turn may have several steps, and is one run here.
+        if cause == Cause::Read && !again {
             let now = Instant::now();
             let paid = &mut known.seldom().reads_paid;
             *paid = Some(paid.map_or(now, |paid| paid.max(now)) + READ_EVERY);
@@ -363,11 +365,14 @@ fn seems_settled(claim: &Claim, object: &Object) -> bool {
     struct Parts {
         status: Option<Value>,
     }
-    if claim.progress.is_none() {
+    // What somebody asks for does not show there, nor does a handler that has yet to be told of the end.
+    if claim.progress.is_none() || object.deleting || object.json.contains(RETRY) {
         return false;
     }
     let status = serde_json::from_str::<Parts>(&object.json).ok().and_then(|parts| parts.status);
-    status.is_some_and(|status| standing(claim, object, &json!({ "status": status })) == Standing::Settled)
+    let Some(status) = status.map(|status| json!({ "status": status })) else { return false };
+    // A version may try again what a former one has given up on.
+    standing(claim, object, &status) == Standing::Settled && !is_dead(claim, &status)
 }
 
 fn lacks_mirror(claim: &Claim, object: &Object) -> bool {

@@ -1,6 +1,6 @@
 //! What the host's own account needs for a kind, and the question to the API server whether it may.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures::{
     FutureExt,
@@ -9,7 +9,7 @@ use futures::{
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::timeout};
 
 use crate::{
     claim::Claim,
@@ -19,6 +19,9 @@ use crate::{
 
 /// Questions under way at a time, of all plugins: each has a connection of its own.
 const AT_ONCE: usize = 8;
+
+/// The longest that an answer may take.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// The permissions that the host needs to serve a claim.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +67,7 @@ impl Needs {
         ])
     }
 
-    /// Each permission, in the order in which they are asked for.
+    /// Each permission; of several that are missing, the first is named.
     pub fn permissions(&self) -> impl Iterator<Item = Permission> {
         let on_kind = |verb| Permission { verb, status: false };
         ["list", "watch", "get"].into_iter().map(on_kind).chain([Permission { verb: "patch", status: true }, on_kind("patch")])
@@ -98,7 +101,9 @@ pub fn self_review(client: Client, namespaces: Vec<String>) -> Ask {
                 let questions = permissions.iter().flat_map(|permission| places.iter().map(move |place| (*permission, place)));
                 let asked = questions.map(async |(permission, place)| {
                     let _turn = turns.acquire().await.expect("it is never closed");
-                    let allowed = allowed(&client, place.as_deref(), &needs, permission).await?;
+                    // Without the time that it waited for its turn.
+                    let answer = timeout(ANSWER, allowed(&client, place.as_deref(), &needs, permission)).await;
+                    let allowed = answer.unwrap_or_else(|_| Err(format!("no answer within {ANSWER:?}")))?;
                     Ok::<_, String>((!allowed).then(|| Access::Denied(permission, place.clone())))
                 });
                 Ok::<_, String>(try_join_all(asked).await?.into_iter().flatten().next())

@@ -60,7 +60,7 @@ impl<T: Clone + Send + 'static> Code<T> {
         Ok(linked)
     }
 
-    /// Gives back what has not run for a while; whether there was any. What is being mapped is about to run.
+    /// Gives back what has not run for a while; whether there was any. What is being mapped is about to be used.
     fn rest(&self) -> bool {
         self.warm.try_lock().is_ok_and(|mut warm| warm.take_if(|warm| warm.used.elapsed() >= IDLE).is_some())
     }
@@ -102,7 +102,7 @@ impl<T: Clone + Send + 'static> Codes<T> {
     pub async fn look(&self, code: &Code<T>) -> Result<T> {
         let linked = code.mapped(false).await?;
         let all = self.0.lock().expect("no panic while the lock is held").clone();
-        // In the order in which they came.
+        // The last of those that came to the host, which are most likely the last that were looked at.
         let untried: Vec<_> = all.iter().filter_map(Weak::upgrade).filter(|code| code.is_untried()).collect();
         untried.iter().rev().skip(UNTRIED).for_each(|code| code.rest_untried());
         Ok(linked)

@@ -10,7 +10,7 @@ pub(super) type Time = Duration;
 /// A place among things ordered by time; the serial makes it unique.
 pub(super) type Slot = (Time, u64);
 
-/// A resync of a known object comes after everything else of its kind, until it has waited this long. Then it takes its place by
+/// A resync comes after everything else of its kind, until it has waited this long. Then it takes its place by
 /// priority and its full age, so that it cannot starve. Worth four priorities; well under the resync period of 10 minutes.
 pub(super) const RESYNC_PATIENCE: Duration = Duration::from_secs(120);
 

@@ -60,17 +60,13 @@ impl<T: Clone + Send + 'static> Code<T> {
         Ok(linked)
     }
 
-    /// Gives back what has not run for a while; whether there was any. What is being mapped is about to be used.
-    fn rest(&self) -> bool {
-        self.warm.try_lock().is_ok_and(|mut warm| warm.take_if(|warm| warm.used.elapsed() >= IDLE).is_some())
+    /// Gives back what is mapped, if it is like that; whether it was. What is being mapped is about to be used.
+    fn rest_if(&self, due: impl Fn(&Warm<T>) -> bool) -> bool {
+        self.warm.try_lock().is_ok_and(|mut warm| warm.take_if(|warm| due(warm)).is_some())
     }
 
     fn is_untried(&self) -> bool {
         self.warm.try_lock().is_ok_and(|warm| warm.as_ref().is_some_and(|warm| !warm.ran))
-    }
-
-    fn rest_untried(&self) {
-        let _ = self.warm.try_lock().map(|mut warm| warm.take_if(|warm| !warm.ran));
     }
 }
 
@@ -87,7 +83,7 @@ impl<T: Clone + Send + 'static> Codes<T> {
                 tokio::time::sleep(LOOK).await;
                 let Some(all) = known.upgrade() else { return };
                 let codes = all.lock().expect("no panic while the lock is held").clone();
-                if codes.iter().filter_map(Weak::upgrade).filter(|code| code.rest()).count() > 0 {
+                if codes.iter().filter_map(Weak::upgrade).filter(|code| code.rest_if(|warm| warm.used.elapsed() >= IDLE)).count() > 0 {
                     memory::burst();
                 }
             }
@@ -104,7 +100,9 @@ impl<T: Clone + Send + 'static> Codes<T> {
         let all = self.0.lock().expect("no panic while the lock is held").clone();
         // The last of those that came to the host, which are most likely the last that were looked at.
         let untried: Vec<_> = all.iter().filter_map(Weak::upgrade).filter(|code| code.is_untried()).collect();
-        untried.iter().rev().skip(UNTRIED).for_each(|code| code.rest_untried());
+        for code in untried.iter().rev().skip(UNTRIED) {
+            code.rest_if(|warm| !warm.ran);
+        }
         Ok(linked)
     }
 

@@ -104,10 +104,7 @@ impl Tracking {
     }
 
     fn kind(&mut self, kind: &GroupKind) -> &mut HashMap<ObjectKey, Tracked> {
-        if !self.kinds.contains_key(kind) {
-            self.kinds.insert(kind.clone(), HashMap::new());
-        }
-        self.kinds.get_mut(kind).expect("it is there now")
+        self.kinds.entry(kind.clone()).or_default()
     }
 }
 

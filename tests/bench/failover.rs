@@ -90,7 +90,9 @@ async fn takeover(bed: &Bed, mut leader: Operator, signal: Signal, round: usize)
     bed.remove(KIND, (created.saturating_sub(KEPT)..created).map(|number| format!("{prefix}{number}"))).await?;
     // What was under way at the signal may still come; the gap after it is the takeover.
     let mut times: Vec<u64> = bed.gateway.deliveries()[before..].iter().map(|delivery| delivery.at_ms).filter(|time| *time >= at).collect();
-    times.insert(0, at);
+    times.push(at);
+    // They stand in the order in which they were written down, which differs by a millisecond here and there.
+    times.sort_unstable();
     let (_, end) = times.windows(2).map(|pair| (pair[1] - pair[0], pair[1])).max().unwrap_or_default();
     #[expect(clippy::cast_precision_loss, reason = "milliseconds")]
     Ok((end - at) as f64 / 1e3)

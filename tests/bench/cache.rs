@@ -14,8 +14,8 @@ use crate::{
     system::{Memory, Operator, System, Work},
 };
 
-/// After the list is complete.
-const QUIET: Duration = Duration::from_secs(10);
+/// After the list is complete, as long as idle handlers have.
+const QUIET: Duration = Duration::from_secs(30);
 const MB: f64 = 1e6;
 const KIND: Resource = Resource::EMAIL;
 

@@ -41,8 +41,10 @@ impl Reconciler for Exporter {
 
 const ROUNDS: usize = 20;
 const RUNS: u32 = 500;
-/// CPU of a reconcile beside that of the handler, of which the sandbox should be a small part: what P1 measures for kube-rs.
-const RECONCILE: f64 = 0.55e3;
+/// How long a reconcile with one write takes at least, in µs: that is the CPU time of the API server for the write.
+const TIME: f64 = 4e3;
+/// CPU of a reconcile by kube-rs, in µs, by P1.
+const CPU: f64 = 0.55e3;
 
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
@@ -93,9 +95,13 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         figures.push(Figure::alone("P2", &format!("a run in a fresh sandbox with all limits, object of {size} B"), "µs", &fresh, &aims));
         figures.push(Figure::alone("P2", &format!("the same handler natively, object of {size} B"), "µs", &native, &[]));
         if size == 2_000 {
-            let share = (Spread::of(&fresh).median - Spread::of(&native).median) / RECONCILE * 100.0;
-            let name = "what the sandbox adds, of the CPU of a reconcile by kube-rs (0.55 ms)";
-            figures.push(Figure::alone("P2", name, "%", &[share], &[]));
+            let adds = Spread::of(&fresh).median - Spread::of(&native).median;
+            for (name, of, aims) in [
+                ("what the sandbox adds, of the time of a reconcile with one write (4 ms)", TIME, &[Aim::AtMost(3.0)][..]),
+                ("what the sandbox adds, of the CPU of a reconcile by kube-rs (0.55 ms)", CPU, &[]),
+            ] {
+                figures.push(Figure::alone("P2", name, "%", &[adds / of * 100.0], aims));
+            }
         }
     }
     Ok(figures)

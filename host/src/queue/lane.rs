@@ -23,6 +23,9 @@ fn handicap(cause: Cause) -> Duration {
     }
 }
 
+/// So many places for entries a lane keeps when they are free.
+const ROOM: usize = 1_024;
+
 /// Place in the order; lower comes first. All objects age at the same rate, so the order of two ranks never changes with time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
@@ -120,7 +123,15 @@ impl Lane {
             Place::Running(_) => self.running -= 1,
             Place::Delayed { .. } => {}
         }
+        self.give_room_back();
         Some(entry)
+    }
+
+    /// All objects have an entry when a term begins, and few later. Done once for many that go, so that it costs each of them little.
+    fn give_room_back(&mut self) {
+        if self.entries.capacity() > ROOM && self.entries.len() < self.entries.capacity() / 8 {
+            self.entries.shrink_to(2 * self.entries.len());
+        }
     }
 
     /// The first in the order, now running, and since when it was runnable.
@@ -188,5 +199,27 @@ impl Lane {
             Place::Ready { .. } | Place::Resync { .. } => false,
         });
         slots
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_many_entries_is_given_back_once_they_are_gone() {
+        let second = Duration::from_secs(1);
+        let mut lane = Lane::new(Pace { concurrency: 1, backoff_base: second, backoff_max: second });
+        let names: Vec<ObjectKey> = (0..10_000).map(|number| ObjectKey::new(None, &number.to_string())).collect();
+        for (serial, name) in (0..).zip(&names) {
+            lane.enqueue(name.clone(), Entry::new("u", Cause::FirstList, 0), (Time::ZERO, serial));
+        }
+        let (gone, left) = names.split_at(9_990);
+        for name in gone {
+            lane.remove(name).expect("it is there");
+        }
+        assert!(lane.entries.capacity() <= ROOM, "{}", lane.entries.capacity());
+        assert_eq!(lane.runnable(), left.len());
+        assert!(left.iter().all(|name| lane.remove(name).is_some()));
     }
 }

@@ -26,7 +26,7 @@ use tower_service::Service;
 
 use crate::{
     backoff,
-    object::{Object, ObjectKey},
+    object::{Object, ObjectKey, annotation},
     watch::{self as informer, Store, Target},
 };
 
@@ -202,7 +202,7 @@ impl Accounts {
 /// Whether an account is meant for a plugin.
 fn names(account: &Object, plugin: &str) -> bool {
     let value = account.value();
-    let plugins = value["metadata"]["annotations"][PLUGINS].as_str().unwrap_or_default();
+    let plugins = annotation(&value, PLUGINS).unwrap_or_default();
     plugins.split(',').any(|name| name.trim() == plugin)
 }
 

@@ -33,13 +33,13 @@ pub fn of(object: &Object) -> Vec<String> {
         #[serde(default)]
         finalizers: Vec<String>,
     }
-    serde_json::from_str(&object.json).map(|Parts { metadata }| metadata.finalizers).unwrap_or_default()
+    serde_json::from_str(&object.json.read()).map(|Parts { metadata }| metadata.finalizers).unwrap_or_default()
 }
 
 /// Whether the object waits for the host's finalizer.
 pub fn holds(object: &Object, kind: &GroupKind) -> bool {
     // Most objects have none, which is seen without reading them.
-    object.json.contains(DOMAIN) && of(object).contains(&name(kind))
+    object.json.read().contains(DOMAIN) && of(object).contains(&name(kind))
 }
 
 /// The command by which a person takes the finalizer off this object as it is now.

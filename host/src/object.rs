@@ -12,7 +12,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+pub use self::text::{Model, Text};
 use crate::label::Labels;
+
+mod text;
 
 /// A resource type.
 ///
@@ -162,7 +165,7 @@ pub struct Object {
     /// Hash of its labels, annotations and status. The API server encodes the same content the same way.
     pub rest: u64,
     /// The text.
-    pub json: Arc<str>,
+    pub json: Text,
 }
 
 /// How deep an object may nest. serde_json reads values of up to 128 levels, and what is kept as text has to be readable as a value.
@@ -249,7 +252,7 @@ impl Object {
 
     /// The whole object as a value, for the rare reader of fields that are not kept parsed.
     pub fn value(&self) -> serde_json::Value {
-        serde_json::from_str(&self.json).expect("the text was parsed when the object was made")
+        serde_json::from_str(&self.json.read()).expect("the text was parsed when the object was made")
     }
 
     /// Its labels.
@@ -263,20 +266,23 @@ impl Object {
             labels: Option<Labels>,
         }
         // The API server has only texts for labels; whatever else a test has there is none.
-        serde_json::from_str(&self.json).ok().and_then(|Parts { metadata }| metadata.labels).unwrap_or_default()
+        serde_json::from_str(&self.json.read()).ok().and_then(|Parts { metadata }| metadata.labels).unwrap_or_default()
     }
 
     /// Whether both say the same apart from the version. The API server encodes the same content the same way, so texts are compared.
     pub fn same_content(&self, other: &Object) -> bool {
-        self.json == other.json || self.content() == other.content()
+        let (one, two) = (self.json.read(), other.json.read());
+        one == two || content(&one) == content(&two)
     }
 
-    /// The fields of the metadata without the version, and all others.
-    fn content(&self) -> [BTreeMap<&str, &str>; 2] {
-        let mut others = fields(&self.json);
-        let mut metadata = others.remove("metadata").map(fields).unwrap_or_default();
-        metadata.remove("resourceVersion");
-        [metadata, others]
+    /// The same object with its text packed.
+    pub fn packed(&self, model: &Model) -> Self {
+        Self { json: self.json.pack(model), ..self.clone() }
+    }
+
+    /// The same object with its text whole, for who reads it more than once.
+    pub fn whole(self: Arc<Self>) -> Arc<Self> {
+        if self.json.is_packed() { Arc::new(Self { json: self.json.unpack(), ..Self::clone(&self) }) } else { self }
     }
 
     /// Whether this is a later state than `other` of the same object. Resource versions are ordered numbers
@@ -297,6 +303,14 @@ fn field(text: &str, name: &str, value: &RawValue) -> Option<Range<usize>> {
         (None, Some(next)) => Some(key.len()..text.len() - next.len()),
         (None, None) => Some(key.len()..text.len() - after.len()),
     }
+}
+
+/// The fields of the metadata without the version, and all others.
+fn content(object: &str) -> [BTreeMap<&str, &str>; 2] {
+    let mut others = fields(object);
+    let mut metadata = others.remove("metadata").map(fields).unwrap_or_default();
+    metadata.remove("resourceVersion");
+    [metadata, others]
 }
 
 /// The fields of a JSON object, each as its text.
@@ -348,6 +362,16 @@ pub fn at<'v>(value: &'v serde_json::Value, path: &str) -> Option<&'v serde_json
     path.split('.').try_fold(value, |value, field| value.get(field))
 }
 
+/// A label of an object.
+pub fn label<'v>(value: &'v serde_json::Value, name: &str) -> Option<&'v str> {
+    at(value, "metadata.labels")?.get(name)?.as_str()
+}
+
+/// An annotation of an object.
+pub fn annotation<'v>(value: &'v serde_json::Value, name: &str) -> Option<&'v str> {
+    at(value, "metadata.annotations")?.get(name)?.as_str()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -379,8 +403,8 @@ mod tests {
     fn parse_drops_managed_fields_and_keeps_every_digit() {
         let object = Object::parse(TEXT).expect("parses");
         assert_eq!((object.key.to_string().as_str(), &*object.uid, object.generation), ("ns/n", "u", 3));
-        assert!(!object.json.contains("managedFields"));
-        assert!(object.json.contains(r#"{"big":9007199254740993,"one":1.0,"e":1e3}"#), "{}", object.json);
+        assert!(!object.json.read().contains("managedFields"));
+        assert!(object.json.read().contains(r#"{"big":9007199254740993,"one":1.0,"e":1e3}"#), "{object:?}");
         assert!(!object.deleting);
     }
 
@@ -394,7 +418,7 @@ mod tests {
         ] {
             let text = |metadata: &str| format!(r#"{{"managedFields":[],"metadata":{metadata},"spec":{{"managedFields":[1]}}}}"#);
             let object = Object::parse(&text(metadata)).expect("parses");
-            assert_eq!(&*object.json, text(left));
+            assert_eq!(object.json.read(), text(left));
             assert!(object.value()["spec"].is_object());
         }
     }

@@ -240,7 +240,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_read_is_noted_even_if_it_is_not_there_or_not_meant() {
         let mut hidden = object("a", "hidden", "x", 1);
-        hidden.json = hidden.json.replace("app", "other").into();
+        hidden.json = hidden.json.read().replace("app", "other").into();
         let (reader, _, index, key) = run(collection(vec![(None, vec![object("a", "c", "x", 1), hidden])]), Some("p"));
         assert!(reader.get(target("a", "c")).await.expect("answered").is_some());
         for name in ["hidden", "absent"] {

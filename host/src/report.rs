@@ -36,7 +36,7 @@ use crate::{
     fence::{Fence, Leadership, Stopped},
     loader::{Standing, Standings},
     metrics::Metrics,
-    object::{GroupKind, Kind, Object, ObjectKey},
+    object::{GroupKind, Kind, Object, ObjectKey, label},
     reconcile::Event,
     source::Place,
     watch::{Change, Store, Target},
@@ -393,7 +393,7 @@ fn config_map_kind() -> Kind {
 }
 
 fn is_ours(object: &Object) -> bool {
-    !object.deleting && object.value()["metadata"]["labels"][MANAGED_BY.0] == MANAGED_BY.1
+    !object.deleting && label(&object.value(), MANAGED_BY.0) == Some(MANAGED_BY.1)
 }
 
 /// Whether the metadata has the labels that are wanted, and exactly the owners.

@@ -267,7 +267,12 @@ impl Informer {
                     object.resource_version.as_ref().clone_into(at);
                     self.store.delete(&object).into_iter().for_each(&mut *on);
                 }
-                WatchEvent::Bookmark(bookmark) => *at = bookmark.metadata.resource_version,
+                WatchEvent::Bookmark(bookmark) => {
+                    *at = bookmark.metadata.resource_version;
+                    if self.store.pack_resting().await > AT_A_TIME {
+                        memory::burst();
+                    }
+                }
                 WatchEvent::Error(status) => return Err(self.failed("watch", kube::Error::Api(status))),
             }
         }

@@ -2,7 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -18,6 +21,7 @@ use kube::{
     Api,
     api::{DeleteParams, DynamicObject, ListParams, PostParams, WatchEvent, WatchParams},
 };
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 
 /// Objects that are created at once. More would only wait in the API server.
@@ -138,7 +142,7 @@ impl Bed {
         if kind == Resource::JOB {
             object.metadata.labels = Some([("workqueue.acme.io/phase".to_owned(), "done".to_owned())].into());
         }
-        object.metadata.annotations = Some([("p".to_owned(), "x".repeat(pad))].into());
+        object.metadata.annotations = Some([("p".to_owned(), prose(name, pad))].into());
         object
     }
 
@@ -255,6 +259,25 @@ impl Bed {
 pub async fn from_now(api: &Api<DynamicObject>) -> anyhow::Result<BoxStream<'static, kube::Result<WatchEvent<DynamicObject>>>> {
     let now = api.list_metadata(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
     Ok(api.watch(&WatchParams::default().timeout(290), &now).await?.boxed())
+}
+
+/// So many bytes of English words, in another order for each name: texts that are packed have to be like what people write, and neither a
+/// row of one letter nor parts of one another.
+fn prose(name: &str, bytes: usize) -> String {
+    static WORDS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+        let text = concat!(include_str!("../../docs/plugins.md"), include_str!("../../docs/security.md"));
+        // What JSON writes as it is.
+        let plain = |word: &&str| word.chars().all(|letter| letter.is_ascii_alphanumeric() || ",.;:-()".contains(letter));
+        text.split_whitespace().filter(plain).collect()
+    });
+    let mut random = StdRng::seed_from_u64(name.bytes().fold(0_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into())));
+    let mut text = String::new();
+    while text.len() < bytes {
+        text.push_str(WORDS[random.random_range(0..WORDS.len())]);
+        text.push(' ');
+    }
+    text.truncate(bytes);
+    text
 }
 
 fn label(object: &Value) -> &str {

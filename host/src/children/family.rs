@@ -14,7 +14,7 @@ use serde_json::{Value, value::RawValue};
 
 use super::desired::{APPLIED, Child, OWNER_UID};
 use crate::{
-    object::{GroupKind, Object, ObjectKey, at, newer},
+    object::{GroupKind, Object, ObjectKey, annotation, at, label, newer},
     status::same,
 };
 
@@ -189,12 +189,12 @@ impl Right {
 /// Whether a live child already is what is wanted, as far as that can be seen.
 pub fn is_applied(live: &Object, child: &Child) -> bool {
     let value = live.value();
-    annotation(&value) == Some(&child.hash) && contains(&value, &child.document)
+    annotation(&value, APPLIED) == Some(&child.hash) && contains(&value, &child.document)
 }
 
 /// Whether exactly this was applied to the child before, so that what differs now was done by somebody else since.
 pub fn was_applied(live: &Object, child: &Child) -> bool {
-    annotation(&live.value()) == Some(&child.hash)
+    annotation(&live.value(), APPLIED) == Some(&child.hash)
 }
 
 /// Whether the object belongs to the owner: by its reference, or where somebody took that off, by its label or by what was applied.
@@ -214,12 +214,7 @@ pub fn is_owned(object: &Object, owner: &str) -> bool {
 
 /// The uid of the owner by the child's label.
 pub fn owner_uid(object: &Object) -> Option<Arc<str>> {
-    let value = object.value();
-    value["metadata"]["labels"][OWNER_UID].as_str().map(Arc::from)
-}
-
-fn annotation(value: &Value) -> Option<&str> {
-    value["metadata"]["annotations"][APPLIED].as_str()
+    label(&object.value(), OWNER_UID).map(Arc::from)
 }
 
 /// Whether `live` has everything that `wanted` says; what it has beyond that is of no interest. Lists are compared whole.
@@ -244,7 +239,8 @@ fn contains(live: &Value, wanted: &Value) -> bool {
 fn shape(object: &Object) -> u64 {
     const COUNTED: [&str; 4] = ["resourceVersion", "generation", "managedFields", "creationTimestamp"];
     let mut hasher = DefaultHasher::new();
-    let fields: BTreeMap<&str, &RawValue> = serde_json::from_str(&object.json).expect("the text was parsed when the object was made");
+    let text = object.json.read();
+    let fields: BTreeMap<&str, &RawValue> = serde_json::from_str(&text).expect("the text was parsed when the object was made");
     for (field, value) in fields.iter().filter(|(field, _)| !matches!(**field, "status" | "metadata" | "apiVersion" | "kind")) {
         (field, value.get()).hash(&mut hasher);
     }

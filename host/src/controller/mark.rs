@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::settle::{self, Standing};
 use crate::{
     claim::Claim,
-    object::{Object, at},
+    object::{Object, annotation, at},
     package::Version,
     text::cut,
 };
@@ -121,11 +121,6 @@ fn dead_letter<'v>(claim: &Claim, object: &Object, value: &'v Value) -> Option<&
 /// Whether somebody asks for another try.
 pub fn asked_again(value: &Value) -> bool {
     annotation(value, RETRY).is_some()
-}
-
-/// An annotation of an object.
-pub fn annotation<'v>(value: &'v Value, key: &str) -> Option<&'v str> {
-    at(value, "metadata.annotations")?.get(key)?.as_str()
 }
 
 #[cfg(test)]

@@ -246,11 +246,6 @@ pub fn mirror(claim: &Claim, value: &Value) -> Option<Result<(String, Option<Str
     }
 }
 
-/// A label of an object.
-pub fn label<'v>(value: &'v Value, name: &str) -> Option<&'v str> {
-    at(value, "metadata.labels")?.get(name)?.as_str()
-}
-
 /// <https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>
 fn is_label_value(value: &str) -> bool {
     let ends = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());

@@ -11,14 +11,14 @@ use serde_json::Value;
 use super::{
     Controller, End, Fault, PAUSED, Work,
     children::with_children,
-    mark::{Mark, Moment, annotation, asked_again, standing as standing_by},
+    mark::{Mark, Moment, asked_again, standing as standing_by},
     settle::{Settlement, Standing, is_dead, reopen, retries, settle},
     write::{Owed, State},
 };
 use crate::{
     finalizer,
     metrics::Verdict,
-    object::{Object, at},
+    object::{Object, annotation, at},
     package::Version,
     queue::{Then, Turn},
     reconcile::{Event, Failure, Outcome, Phase, Request},
@@ -28,7 +28,7 @@ use crate::{
 impl Controller {
     /// One version's step. That of a version on trial writes nothing if its handler fails.
     pub(super) async fn step(&self, work: &Work<'_>, turn: &Turn) -> End {
-        let Some(mut object) = work.watched.get(&work.key.object) else {
+        let Some(mut object) = work.watched.get(&work.key.object).map(Object::whole) else {
             return End::of(Then::Wait, Verdict::Outdated, None);
         };
         let (pending, counted_for) = work.term.begin(work.key, &object, turn.cause);

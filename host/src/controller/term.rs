@@ -9,25 +9,25 @@
 //! The store is updated before [`Term::observe`] is called.
 
 use std::{
+    cell::LazyCell,
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 pub use self::tracking::Pending;
 use self::tracking::{Seen, Tracked, Tracking};
 use super::{
     breaker::Breaker,
-    mark::RETRY,
-    settle::{Standing, is_dead, label, mirror, standing},
+    mark::asked_again,
+    settle::{Standing, is_dead, mirror, standing},
 };
 use crate::{
     claim::Claim,
-    object::{GroupKind, Key, Object, at},
+    object::{GroupKind, Key, Object, at, label},
     package::Version,
     queue::{Cause, Queue, Then, Turn},
     reads::Index,
@@ -79,13 +79,14 @@ impl Term {
     /// Takes note of an object as the store has it now, and wakes it if that says something new.
     pub fn observe(&self, key: &Key, claim: &Claim, object: &Object, listed: bool) {
         let seen = Seen::of(object);
+        let value = LazyCell::new(|| object.value());
         let mut tracked = self.lock();
         let cause = match tracked.get_mut(key) {
             None => {
                 tracked.insert(key, Tracked::new(seen));
                 match listed {
                     // A leader that takes over finds work among what is done.
-                    true if seems_settled(claim, object) => Cause::Resync,
+                    true if seems_settled(claim, object, &value) => Cause::Resync,
                     true => Cause::FirstList,
                     false => Cause::NewSpec,
                 }
@@ -93,13 +94,13 @@ impl Term {
             Some(known) if known.running || known.seen == seen => return,
             Some(known) => known.cause(seen, object),
         };
-        if !self.queue.wake(key, &object.uid, cause, priority(claim, object)) {
+        if !self.queue.wake(key, &object.uid, cause, priority(claim, &value)) {
             // Its lane is not open yet: who opens it looks at all objects, and has to find this one new.
             tracked.remove(key);
             return;
         }
         drop(tracked);
-        if lacks_mirror(claim, object) {
+        if lacks_mirror(claim, &value) {
             self.mirror_after(key, MIRROR_AFTER);
         }
     }
@@ -111,7 +112,7 @@ impl Term {
 
     /// Wakes an object although nothing is known to have changed.
     pub fn wake(&self, key: &Key, claim: &Claim, object: &Object, cause: Cause) {
-        let priority = priority(claim, object);
+        let priority = priority(claim, &LazyCell::new(|| object.value()));
         let mut tracked = self.lock();
         if self.queue.wake(key, &object.uid, cause, priority) {
             let known = tracked.get_or_insert(key, || Tracked::new(Seen::of(object)));
@@ -231,7 +232,7 @@ impl Term {
             Some(known) if known.running => known.drift_held = true,
             Some(known) => {
                 known.children_due = true;
-                self.queue.wake(key, &object.uid, Cause::Change, priority(claim, object));
+                self.queue.wake(key, &object.uid, Cause::Change, priority(claim, &LazyCell::new(|| object.value())));
             }
             None => {}
         }
@@ -306,7 +307,7 @@ impl Term {
                 let seen = Seen::of(&current);
                 if known.seen != seen {
                     let cause = known.cause(seen, &current);
-                    self.queue.wake(&turn.key, &current.uid, cause, priority(claim, &current));
+                    self.queue.wake(&turn.key, &current.uid, cause, priority(claim, &LazyCell::new(|| current.value())));
                 }
                 drop(tracked);
                 turn.done(then);
@@ -346,10 +347,9 @@ impl Term {
 }
 
 /// The priority that the object asks for; 0 where it asks for none that is an integer.
-fn priority(claim: &Claim, object: &Object) -> i64 {
+fn priority(claim: &Claim, value: &LazyCell<Value, impl FnOnce() -> Value>) -> i64 {
     let Some(field) = &claim.priority_field else { return 0 };
-    let value = object.value();
-    match at(&value, field) {
+    match at(value, field) {
         Some(Value::Number(number)) => number.as_i64().unwrap_or_else(|| match number.as_f64() {
             Some(huge) if huge > 0.0 => i64::MAX,
             Some(_) => i64::MIN,
@@ -360,28 +360,21 @@ fn priority(claim: &Claim, object: &Object) -> i64 {
 }
 
 /// Whether nothing is to be done for the object as far as its status tells.
-fn seems_settled(claim: &Claim, object: &Object) -> bool {
-    #[derive(Deserialize)]
-    struct Parts {
-        status: Option<Value>,
-    }
+fn seems_settled(claim: &Claim, object: &Object, value: &LazyCell<Value, impl FnOnce() -> Value>) -> bool {
     // What somebody asks for does not show there, nor does a handler that has yet to be told of the end.
-    if claim.progress.is_none() || object.deleting || object.json.contains(RETRY) {
+    if claim.progress.is_none() || object.deleting || asked_again(value) {
         return false;
     }
-    let status = serde_json::from_str::<Parts>(&object.json).ok().and_then(|parts| parts.status);
-    let Some(status) = status.map(|status| json!({ "status": status })) else { return false };
     // A version may try again what a former one has given up on.
-    standing(claim, object, &status) == Standing::Settled && !is_dead(claim, &status)
+    standing(claim, object, value) == Standing::Settled && !is_dead(claim, value)
 }
 
-fn lacks_mirror(claim: &Claim, object: &Object) -> bool {
+fn lacks_mirror(claim: &Claim, value: &LazyCell<Value, impl FnOnce() -> Value>) -> bool {
     if claim.progress.as_ref().is_none_or(|progress| progress.mirror_label.is_none()) {
         return false;
     }
-    let value = object.value();
-    match mirror(claim, &value) {
-        Some(Ok((name, wanted))) => label(&value, &name) != wanted.as_deref(),
+    match mirror(claim, value) {
+        Some(Ok((name, wanted))) => label(value, &name) != wanted.as_deref(),
         _ => false,
     }
 }

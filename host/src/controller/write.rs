@@ -11,12 +11,12 @@ use serde_json::Value;
 use super::{
     Controller, End, Fault, Work,
     mark::{Mark, Moment},
-    settle::{Settlement, farewell, label, mirror, settle},
+    settle::{Settlement, farewell, mirror, settle},
     term::Pending,
 };
 use crate::{
     metrics::Verdict,
-    object::{Key, Object, at},
+    object::{Key, Object, at, label},
     queue::Then,
     reconcile::{Event, Failure},
     status::{Metadata, WriteError, Written, holds, prune, pruned, same_work},

@@ -48,7 +48,7 @@ impl Collection {
         namespaces.dedup();
         let mut collection = Self { stores: Vec::new(), tasks: Vec::new() };
         for namespace in namespaces {
-            let store = Arc::new(Store::default());
+            let store = Arc::new(Store::packing());
             let target = Target {
                 path: kind.collection_path(namespace.as_deref()),
                 label_selector: Some(label_selector.to_owned()).filter(|selector| !selector.is_empty()),

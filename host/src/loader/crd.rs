@@ -121,7 +121,7 @@ fn missing(claimed: &Kind) -> Refusal {
 
 impl Crd {
     fn parse(object: &Object) -> Option<Self> {
-        let Definition { spec, status } = serde_json::from_str(&object.json).ok()?;
+        let Definition { spec, status } = serde_json::from_str(&object.json.read()).ok()?;
         let version = |VersionSpec { name, served, subresources, schema }| {
             let Schema { open, mut properties, .. } = schema.root;
             let status = properties.remove("status").unwrap_or(Schema { open, ..Schema::default() });

@@ -18,7 +18,7 @@ use crate::{
 /// A request as the guest gets it.
 pub fn request(request: &Request, settings: &str) -> wit::Request {
     wit::Request {
-        object: request.object.json.to_string(),
+        object: request.object.json.read().into_owned(),
         phase: match request.phase {
             Phase::Apply => wit::Phase::Apply,
             Phase::Finalize => wit::Phase::Finalize,

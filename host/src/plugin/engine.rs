@@ -50,7 +50,7 @@ pub fn for_running(sandboxes: u32, stack: usize) -> Result<Running> {
 
 /// Everything that the machine code depends on. The memory reservation of 4 GiB is wasmtime's default on 64 bits: a smaller one
 /// needs bounds checks and ran 30 % slower. (On the stack it does not depend.) Nobody walks a guest's stack, so the tables for that are
-/// left out: a fifth of an artefact, and work for each time that it is mapped.
+/// left out: a seventh of an artefact, and work for each time that it is mapped.
 fn common(stack: usize) -> Config {
     let mut config = Config::new();
     config

@@ -70,7 +70,7 @@ fn translate(change: watch::Change) -> Vec<Change> {
 }
 
 fn read(object: &Object) -> serde_json::Result<Change> {
-    let ConfigMap { metadata, data, binary_data } = serde_json::from_str(&object.json)?;
+    let ConfigMap { metadata, data, binary_data } = serde_json::from_str(&object.json.read())?;
     let text = data.unwrap_or_default().into_iter().map(|(file, text)| (file, Content::from(text)));
     let binary = binary_data.unwrap_or_default().into_iter().map(|(file, ByteString(bytes))| (file, Content::from(bytes)));
     let files = text.chain(binary).collect();

@@ -3,14 +3,17 @@
 use std::{
     collections::{BTreeMap, HashSet},
     ops::Bound,
-    sync::{Arc, RwLock},
+    sync::{
+        Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use tokio::{sync::watch, time::Instant};
 
-use super::Change;
-use crate::object::{Object, ObjectKey, newer};
+use super::{AT_A_TIME, Change};
+use crate::object::{Model, Object, ObjectKey, newer};
 
 /// Silence that is longer than any watch that works: servers send bookmarks about once a minute, and end a watch in time.
 const HUSH: Duration = Duration::from_secs(400);
@@ -38,25 +41,50 @@ impl Health {
     }
 }
 
-/// The cache of one collection. Readers get the objects as shared text.
+/// The cache of one collection.
 #[derive(Debug, Default)]
 pub struct Store {
     /// In the order in which they are listed.
-    objects: RwLock<BTreeMap<ObjectKey, Arc<Object>>>,
+    objects: RwLock<BTreeMap<ObjectKey, Kept>>,
     health: watch::Sender<Health>,
-    forgets_text: bool,
+    texts: Texts,
+    model: OnceLock<Model>,
+    round: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Kept {
+    object: Arc<Object>,
+    /// Which round it was when it came.
+    since: u32,
+}
+
+/// What becomes of the texts of objects that are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Texts {
+    #[default]
+    Whole,
+    /// While the objects rest.
+    Packed,
+    Forgotten,
 }
 
 impl Store {
     /// A store for objects that are read once, as they come: changes have their text, what is kept has not. A component in a ConfigMap
     /// would otherwise be held as base64 for as long as the host runs.
     pub fn without_text() -> Self {
-        Self { forgets_text: true, ..Self::default() }
+        Self { texts: Texts::Forgotten, ..Self::default() }
+    }
+
+    /// A store for many objects few of which change. Their texts are packed as they are listed, and later once nothing has happened to
+    /// an object from one bookmark to the next.
+    pub fn packing() -> Self {
+        Self { texts: Texts::Packed, ..Self::default() }
     }
 
     /// The object, if there is one.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<Object>> {
-        self.read().get(key).cloned()
+        self.read().get(key).map(|kept| kept.object.clone())
     }
 
     /// At most so many objects after this one in the order of namespace and name: of one namespace, or with none of all.
@@ -70,12 +98,17 @@ impl Store {
         };
         let objects = self.read();
         let within = |key: &ObjectKey| namespace.is_none() || key.namespace.as_deref() == namespace;
-        objects.range((from, Bound::Unbounded)).take_while(|(key, _)| within(key)).take(limit).map(|(_, object)| object.clone()).collect()
+        objects
+            .range((from, Bound::Unbounded))
+            .take_while(|(key, _)| within(key))
+            .take(limit)
+            .map(|(_, kept)| kept.object.clone())
+            .collect()
     }
 
     /// All objects.
     pub fn all(&self) -> Vec<Arc<Object>> {
-        self.read().values().cloned().collect()
+        self.read().values().map(|kept| kept.object.clone()).collect()
     }
 
     /// How many objects there are.
@@ -101,13 +134,13 @@ impl Store {
 
     /// Takes in a state that was seen otherwise than by the watch, such as the answer to a write. Returns what is now the latest.
     pub fn observe(&self, object: Arc<Object>) -> Arc<Object> {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        match objects.get(&object.key) {
-            Some(held) if !object.newer_than(held) => held.clone(),
+        let kept = self.keep(&object, false);
+        match self.write().get_mut(&object.key) {
+            Some(held) if !object.newer_than(&held.object) => held.object.clone(),
             // Not there: it was deleted meanwhile, or it belongs to a collection that is no longer watched. Only the watch adds.
             None => object,
-            Some(_) => {
-                objects.insert(object.key.clone(), object.clone());
+            Some(held) => {
+                *held = kept;
                 object
             }
         }
@@ -115,8 +148,8 @@ impl Store {
 
     /// Drops an object that a request of ours found to be gone. The watch would tell too, but later.
     pub fn forget(&self, key: &ObjectKey, uid: &str) {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        if objects.get(key).is_some_and(|held| &*held.uid == uid) {
+        let mut objects = self.write();
+        if objects.get(key).is_some_and(|held| &*held.object.uid == uid) {
             objects.remove(key);
         }
     }
@@ -144,54 +177,91 @@ impl Store {
         store
     }
 
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<ObjectKey, Arc<Object>>> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<ObjectKey, Kept>> {
         self.objects.read().expect("no panic while the lock is held")
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<ObjectKey, Kept>> {
+        self.objects.write().expect("no panic while the lock is held")
+    }
+
+    /// How an object is kept.
+    fn keep(&self, object: &Arc<Object>, listed: bool) -> Kept {
+        let since = self.round.load(Ordering::Relaxed);
+        let object = match self.texts {
+            Texts::Forgotten => Arc::new(Object { json: "".into(), ..Object::clone(object) }),
+            Texts::Packed if listed => self.pack(object),
+            Texts::Packed | Texts::Whole => object.clone(),
+        };
+        Kept { object, since }
+    }
+
+    fn pack(&self, object: &Object) -> Arc<Object> {
+        Arc::new(object.packed(self.model.get_or_init(|| Model::of(&object.json))))
+    }
+
+    /// Packs what has not changed since this was called last. Returns how many objects that are.
+    pub(super) async fn pack_resting(&self) -> usize {
+        if self.texts != Texts::Packed {
+            return 0;
+        }
+        let round = self.round.fetch_add(1, Ordering::Relaxed);
+        let rests = |kept: &&Kept| kept.since < round && !kept.object.json.is_packed();
+        let resting: Vec<Arc<Object>> = self.read().values().filter(rests).map(|kept| kept.object.clone()).collect();
+        let count = resting.len();
+        for (number, object) in resting.into_iter().enumerate() {
+            if number % AT_A_TIME == AT_A_TIME - 1 {
+                tokio::task::yield_now().await;
+            }
+            let packed = self.pack(&object);
+            if let Some(kept) = self.write().get_mut(&object.key)
+                && Arc::ptr_eq(&kept.object, &object)
+            {
+                kept.object = packed;
+            }
+        }
+        count
     }
 
     /// Lets an object have in common what it can with one that is held: itself before, or its neighbour, which most likely is in the same
     /// namespace.
     pub(super) fn share(&self, object: &mut Object) {
         if let Some((_, near)) = self.read().range(..=&object.key).next_back() {
-            object.share(near);
+            object.share(&near.object);
         }
     }
 
     pub(super) fn apply(&self, object: Object, listed: bool) -> Option<Change> {
         let new = Arc::new(object);
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        let old = objects.get(&new.key).cloned();
+        let kept = self.keep(&new, listed);
+        let mut objects = self.write();
+        let old = objects.get(&new.key).map(|held| held.object.clone());
         if old.as_ref().is_some_and(|old| old.resource_version != new.resource_version && !new.newer_than(old)) {
             return None;
         }
-        let kept = if self.forgets_text { Arc::new(Object { json: "".into(), ..Object::clone(&new) }) } else { new.clone() };
         objects.insert(new.key.clone(), kept);
         Some(Change::Applied { old, new, listed })
     }
 
     /// A deletion carries the version at which it happened; a later re-creation of the same name stays.
     pub(super) fn delete(&self, gone: &Object) -> Option<Change> {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        let held = objects.get(&gone.key)?;
+        let mut objects = self.write();
+        let held = &objects.get(&gone.key)?.object;
         if held.uid != gone.uid && held.newer_than(gone) {
             return None;
         }
-        objects.remove(&gone.key).map(Change::Deleted)
+        objects.remove(&gone.key).map(|kept| Change::Deleted(kept.object))
     }
 
     /// Drops what a complete list as of `version` did not hold.
     pub(super) fn retain(&self, listed: &HashSet<ObjectKey>, version: &str) -> Vec<Change> {
-        let mut objects = self.objects.write().expect("no panic while the lock is held");
-        let gone: Vec<_> =
-            objects.values().filter(|object| !listed.contains(&object.key) && !newer(&object.resource_version, version)).cloned().collect();
-        for object in &gone {
-            objects.remove(&object.key);
-        }
-        gone.into_iter().map(Change::Deleted).collect()
+        let is_gone = |key: &ObjectKey, kept: &mut Kept| !listed.contains(key) && !newer(&kept.object.resource_version, version);
+        self.write().extract_if(.., is_gone).map(|(_, kept)| Change::Deleted(kept.object)).collect()
     }
 
     pub(super) fn clear(&self) -> Vec<Change> {
-        let gone = std::mem::take(&mut *self.objects.write().expect("no panic while the lock is held"));
-        gone.into_values().map(Change::Deleted).collect()
+        let gone = std::mem::take(&mut *self.write());
+        gone.into_values().map(|kept| Change::Deleted(kept.object)).collect()
     }
 
     pub(super) fn note(&self, change: impl FnOnce(&mut Health)) {
@@ -228,10 +298,38 @@ mod tests {
     fn a_store_without_text_tells_the_text_and_keeps_the_rest() {
         let store = Store::without_text();
         let text = object("a", "1", 5).json;
-        assert!(matches!(store.apply(object("a", "1", 5), true), Some(Change::Applied { new, .. }) if new.json == text));
+        assert!(matches!(store.apply(object("a", "1", 5), true), Some(Change::Applied { new, .. }) if new.json.read() == text.read()));
         assert!(matches!(&store.all()[..], [kept] if kept.json.is_empty() && &*kept.uid == "1"));
         assert!(store.apply(object("a", "1", 4), false).is_none());
         assert!(matches!(store.delete(&object("a", "1", 6)), Some(Change::Deleted(_))));
+    }
+
+    #[tokio::test]
+    async fn a_store_that_packs_tells_of_objects_as_they_are_and_packs_those_that_rest() {
+        let store = Store::packing();
+        let packed = || store.read().values().map(|kept| kept.object.json.is_packed()).collect::<Vec<_>>();
+        let text = |object: &Object| object.json.read().into_owned();
+        let like = |name: &str, version| text(&object(name, "1", version));
+        let told = |change: Option<Change>| match change {
+            Some(Change::Applied { old, new, .. }) => (old.map(|old| text(&old)), text(&new)),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(told(store.apply(object("a", "1", 5), true)), (None, like("a", 5)));
+        assert_eq!(told(store.apply(object("b", "1", 6), true)), (None, like("b", 6)));
+        assert_eq!(packed(), [true, true]);
+        assert_eq!(store.all().iter().map(|object| text(object)).collect::<Vec<_>>(), [like("a", 5), like("b", 6)]);
+        assert_eq!(told(store.apply(object("a", "1", 7), false)), (Some(like("a", 5)), like("a", 7)));
+        assert!(store.apply(object("b", "1", 5), false).is_none(), "older than what is packed");
+        assert_eq!(packed(), [false, true]);
+        assert_eq!(store.pack_resting().await, 0, "it has changed since");
+        assert_eq!(text(&store.observe(object("b", "1", 8).into())), like("b", 8));
+        assert_eq!(store.pack_resting().await, 1);
+        assert_eq!(packed(), [true, false]);
+        let a = store.get(&ObjectKey::new(None, "a")).expect("it is there");
+        assert_eq!((text(&a), text(&a.clone().whole()), a.whole().json.is_packed()), (like("a", 7), like("a", 7), false));
+        assert!(matches!(store.delete(&object("a", "1", 9)), Some(Change::Deleted(gone)) if text(&gone) == like("a", 7)));
+        assert_eq!(store.pack_resting().await, 1);
+        assert!(matches!(&store.retain(&HashSet::new(), "9")[..], [Change::Deleted(gone)] if text(gone) == like("b", 8)));
     }
 
     #[test]

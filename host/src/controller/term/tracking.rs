@@ -120,7 +120,7 @@ impl Tracked {
     /// Takes in the state of an object and says why that wakes it.
     pub fn cause(&mut self, seen: Seen, object: &Object) -> Cause {
         match self.renew(seen) {
-            Cause::Change if object.json.contains(RETRY) && asked_again(&object.value()) => Cause::Redrive,
+            Cause::Change if object.json.read().contains(RETRY) && asked_again(&object.value()) => Cause::Redrive,
             cause => cause,
         }
     }

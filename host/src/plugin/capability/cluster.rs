@@ -101,5 +101,5 @@ impl State {
 }
 
 fn text(object: &Object) -> String {
-    object.json.to_string()
+    object.json.read().into_owned()
 }

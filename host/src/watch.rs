@@ -123,6 +123,8 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
     let informer = Informer { client, target, store };
     let mut version: Option<String> = None;
     let mut failures = 0_u32;
+    // Whether the last watch was opened, and nothing ever came.
+    let mut silent = false;
     // What was last warned of.
     let mut warned = None;
     loop {
@@ -136,11 +138,11 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
                 Err(ended) => ended,
             },
             Some(mut at) => {
-                let ended = informer.watch(&mut at, &mut on).await;
+                let ended = informer.watch(&mut at, silent, &mut on).await;
                 version = Some(at);
                 match ended {
                     Ok(()) if started.elapsed() >= SHORT => {
-                        (failures, warned) = (0, None);
+                        (failures, warned, silent) = (0, None, false);
                         continue;
                     }
                     Ok(()) => Ended::Short(started.elapsed()),
@@ -152,6 +154,7 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
             (failures, warned) = (0, None);
         }
         failures += 1;
+        silent = matches!(ended, Ended::Silent(_));
         report(&informer.target.path, &ended, failures, &mut warned);
         let delay = informer.ended(ended, failures, &mut version, &mut on);
         tokio::time::sleep(delay).await;
@@ -234,8 +237,8 @@ impl Informer {
         Ok(text)
     }
 
-    /// Watches from `at`, moving it along, until the server ends the watch.
-    async fn watch(&self, at: &mut String, on: &mut impl FnMut(Change)) -> Result<(), Ended> {
+    /// Watches from `at`, moving it along, until the server ends the watch. After one that was silent, that it is opened proves nothing.
+    async fn watch(&self, at: &mut String, after_silence: bool, on: &mut impl FnMut(Change)) -> Result<(), Ended> {
         let timeout = jittered(self.target.watch_timeout);
         let params = WatchParams {
             label_selector: self.target.label_selector.clone(),
@@ -251,11 +254,15 @@ impl Informer {
             .map_err(|_| Ended::Silent(REQUEST))?
             .map_err(|error| self.failed("watch", error))?;
         let mut events = std::pin::pin!(events);
-        self.store.contact();
+        if !after_silence {
+            self.store.contact();
+        }
         loop {
             let event = tokio::time::timeout_at(deadline, events.try_next()).await.map_err(|_| Ended::Silent(timeout + SILENCE))?;
-            let Some(event) = event.map_err(|error| self.failed("watch", error))? else { return Ok(()) };
+            let event = event.map_err(|error| self.failed("watch", error))?;
+            // Also its end, which the server was asked for.
             self.store.contact();
+            let Some(event) = event else { return Ok(()) };
             match event {
                 WatchEvent::Added(raw) | WatchEvent::Modified(raw) => {
                     let Some(object) = self.parse(raw.get()) else { continue };

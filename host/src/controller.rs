@@ -544,3 +544,6 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied().map(str::to_owned).or_else(|| panic.downcast_ref::<String>().cloned());
     text.unwrap_or_else(|| "no message".to_owned())
 }
+
+#[cfg(test)]
+mod tests;

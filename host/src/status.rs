@@ -462,6 +462,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_the_api_servers_own_affair_is_waited_for_and_all_else_is_refused() {
+        let error = |code: u16, read_only| {
+            let status = StatusCode::from_u16(code).expect("a status");
+            Reply { status, retry_after: Duration::from_secs(7), text: String::new() }.error(read_only)
+        };
+        let asked = Duration::from_secs(7);
+        for code in [401, 403, 408, 429] {
+            for read_only in [true, false] {
+                assert!(matches!(error(code, read_only), WriteError::Later { after, .. } if after == asked), "{code}");
+            }
+        }
+        for code in [500, 502, 503, 504] {
+            assert!(matches!(error(code, true), WriteError::Later { after, .. } if after == asked), "{code}");
+            assert!(matches!(error(code, false), WriteError::Lost { after, .. } if after == asked), "{code}: it may have been written");
+        }
+        for code in [400, 405, 406, 410, 413, 415, 422] {
+            for read_only in [true, false] {
+                assert!(matches!(error(code, read_only), WriteError::Refused(_)), "{code}");
+            }
+        }
+    }
+
+    #[test]
     fn a_refusal_is_told_in_the_servers_words() {
         assert_eq!(sentence(r#"{"kind":"Status","message":"too long"}"#), "too long");
         assert_eq!(sentence("<html>\n  bad  gateway</html>"), "<html> bad gateway</html>");

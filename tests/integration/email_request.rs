@@ -1,6 +1,6 @@
 //! EmailRequest, end to end: sent once, whatever happens in between.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use berth_tests::{
     behaviour::{Behaviour, Hold},
@@ -9,10 +9,14 @@ use berth_tests::{
     host::{Flags, Host},
     proxy::{Effect, Rule, Verb},
     resource::Resource,
-    stage::{SOON, Stage},
+    stage::{SOON, Stage, guest},
+    workspace,
 };
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
+
+/// As the harness has it.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Waits until the gateway holds a request.
 async fn held(gateway: &Gateway) {
@@ -102,6 +106,25 @@ async fn an_answer_that_is_lost_after_the_delivery_does_not_deliver_twice() {
     stage.mail("e1", "a@example.com").await;
     stage.until_mail("e1", "Sent").await;
     assert_eq!((stage.gateway.requests().len(), stage.gateway.deliveries().len()), (3, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dripping_gateway_is_given_up_at_the_deadline_frees_the_slot_and_delivers_once() {
+    let stage = Stage::shared().await;
+    let config = workspace::deploy("plugins/email-request.yaml").expect("it ships");
+    let config = format!("{config}timeout: 2s\nconcurrency: 1\n");
+    let version = stage.cluster.push("email-request", &guest("email_request"), &config).await;
+    let _host = stage.host().await;
+    stage.cluster.until_serving("email-request", &version).await;
+    // It drips for two minutes, and there is one slot.
+    stage.gateway.control(Behaviour::drip().times(1));
+    stage.mail("e1", "a@example.com").await;
+    requests(&stage.gateway, &stage.key("e1"), 1).await;
+    stage.mail("e2", "a@example.com").await;
+    stage.until_mail("e2", "Sent").await;
+    stage.until_mail("e1", "Sent").await;
+    let of = |name: &str| (stage.gateway.requests_for(&stage.key(name)).len(), stage.gateway.deliveries_for(&stage.key(name)).len());
+    assert_eq!((of("e1"), of("e2")), ((2, 1), (1, 1)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -260,7 +283,9 @@ async fn a_sigterm_at_any_moment_of_a_run_ends_in_order_and_mails_once() {
         let name = format!("e{step}");
         stage.mail(&name, "a@example.com").await;
         tokio::time::sleep(Duration::from_millis(step * pace)).await;
+        let asked = Instant::now();
         assert_eq!(host.terminate().await, Some(0), "step {step}");
+        assert!(asked.elapsed() <= GRACE, "step {step}: {:?}", asked.elapsed());
         host.restart().await;
         stage.until_mail(&name, "Sent").await;
         assert_eq!(stage.gateway.deliveries_for(&stage.key(&name)).len(), 1, "step {step}");

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use berth_tests::{
     behaviour::Behaviour,
-    cluster::{Cluster, ready_status},
-    eventually::eventually,
+    cluster::{Cluster, ready_reason, ready_status},
+    eventually::{eventually, full, scaled},
     host::{Flags, Host},
     proxy::{Answer, Effect, Outcome, Rule, Verb},
     resource::Resource,
     stage::{SOON, Stage},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Part of the paths of EmailRequests.
 const MAILS: &str = "/emailrequests";
 
 /// The statuses that a host has sent for a mail, with what became of each.
-fn status_writes(host: &Host, name: &str) -> Vec<(serde_json::Value, Outcome)> {
+fn status_writes(host: &Host, name: &str) -> Vec<(Value, Outcome)> {
     let path = format!("{MAILS}/{name}/status");
     host.proxy
         .entries()
@@ -126,28 +126,77 @@ async fn a_watch_that_went_silent_is_noticed_and_nothing_is_missed() {
 async fn a_status_that_cannot_be_written_at_first_is_written_later_and_mails_once() {
     let stage = Stage::shared().await;
     let host = stage.email_host().await;
-    let failing = host.proxy.rule(Rule::on(Verb::Patch, Effect::Answer(Answer::failure(500, "InternalError"))).path("/e1/status").times(5));
-    stage.mail("e1", "a@example.com").await;
-    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(90)).await;
-    assert_eq!((failing.hits(), stage.gateway.deliveries().len()), (5, 1));
+    let refusals = [("e1", 500, "InternalError"), ("e2", 401, "Unauthorized"), ("e3", 403, "Forbidden")];
+    let failing = refusals.map(|(name, status, reason)| {
+        let refused = Rule::on(Verb::Patch, Effect::Answer(Answer::failure(status, reason)));
+        host.proxy.rule(refused.path(&format!("/{name}/status")).times(5))
+    });
+    for (name, ..) in refusals {
+        stage.mail(name, "a@example.com").await;
+    }
+    for ((name, status, _), failing) in refusals.iter().zip(&failing) {
+        stage.cluster.until_phase(Resource::EMAIL, name, "Sent", Duration::from_secs(90)).await;
+        let (requests, deliveries) = (stage.gateway.requests_for(&stage.key(name)), stage.gateway.deliveries_for(&stage.key(name)));
+        assert_eq!((failing.hits(), requests.len(), deliveries.len()), (5, 1, 1), "{status}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_status_that_the_api_server_does_not_take_is_no_failure_of_its_object() {
+    let stage = Stage::shared().await;
+    let host = stage.report_host("").await;
+    let refusals = [
+        ("r401", 401, "Unauthorized"),
+        ("r403", 403, "Forbidden"),
+        ("r409", 409, "Conflict"),
+        ("r429", 429, "TooManyRequests"),
+        ("r500", 500, "InternalError"),
+    ];
+    // Of each job the first run fails, and the status that says so is refused.
+    let refused = refusals.map(|(name, status, reason)| {
+        stage.exporter.control(Behaviour::fail(503).times(1).only(&stage.key(name)));
+        let refused = Rule::on(Verb::Patch, Effect::Answer(Answer::failure(status, reason)));
+        host.proxy.rule(refused.path(&format!("/{name}/status")).times(3))
+    });
+    for (name, ..) in refusals {
+        stage.job(name, "sales", 0).await;
+    }
+    for ((name, ..), refused) in refusals.iter().zip(&refused) {
+        let job = stage.until_job(name, "Done").await;
+        assert_eq!((refused.hits(), &job["status"]["retries"]), (3, &json!(0)), "{job}");
+        let path = format!("/{name}/status");
+        let writes = host.proxy.entries().into_iter().filter(|entry| entry.seen.verb == Verb::Patch && entry.seen.path.ends_with(&path));
+        let retries: Vec<_> = writes.map(|entry| entry.seen.json()["status"]["retries"].clone()).collect();
+        assert_eq!(retries, [1, 1, 1, 1, 0], "{name}: one failure, which was the handler's, and the success");
+        assert_eq!(stage.exporter.requests_for(&stage.key(name)).len(), 2, "{name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_busy_api_server_is_waited_for_as_long_as_it_asks_and_given_the_same_status_once() {
     let stage = Stage::shared().await;
     let host = stage.email_host().await;
-    let busy = Answer::new(429, "text/plain", "too many requests, please try again later").retry_after(3);
-    let busy = host.proxy.rule(Rule::on(Verb::Patch, Effect::Answer(busy)).path("/e1/status").times(2));
-    stage.mail("e1", "a@example.com").await;
-    stage.cluster.until_phase(Resource::EMAIL, "e1", "Sent", Duration::from_secs(60)).await;
-    let path = format!("{MAILS}/e1/status");
-    let writes: Vec<_> = host.proxy.entries().into_iter().filter(|entry| entry.seen.path.ends_with(&path)).collect();
-    assert_eq!((writes.len(), busy.hits()), (3, 2), "{writes:#?}");
-    for pair in writes.windows(2) {
-        assert!(pair[1].seen.at - pair[0].seen.at >= Duration::from_secs(3), "{:?}", pair[1].seen.at - pair[0].seen.at);
-        assert_eq!(pair[0].seen.json()["status"], pair[1].seen.json()["status"]);
+    let (times, seconds) = scaled((2, 3), (3, 7));
+    let texts = Answer::new(429, "text/plain", "too many requests, please try again later");
+    let answers = [("e1", texts), ("e2", Answer::failure(429, "TooManyRequests"))];
+    let busy = answers.map(|(name, answer)| {
+        let status = Rule::on(Verb::Patch, Effect::Answer(answer.retry_after(seconds))).path(&format!("/{name}/status"));
+        (name, host.proxy.rule(status.times(times)))
+    });
+    for (name, _) in &busy {
+        stage.mail(name, "a@example.com").await;
     }
-    assert_eq!(stage.gateway.requests().len(), 1, "the outcome is kept, not worked out again");
+    for (name, busy) in &busy {
+        stage.cluster.until_phase(Resource::EMAIL, name, "Sent", Duration::from_secs(60)).await;
+        let path = format!("{MAILS}/{name}/status");
+        let writes: Vec<_> = host.proxy.entries().into_iter().filter(|entry| entry.seen.path.ends_with(&path)).collect();
+        assert_eq!((writes.len(), busy.hits()), (times + 1, times), "{writes:#?}");
+        for pair in writes.windows(2) {
+            assert!(pair[1].seen.at - pair[0].seen.at >= Duration::from_secs(seconds), "{:?}", pair[1].seen.at - pair[0].seen.at);
+            assert_eq!(pair[0].seen.json()["status"], pair[1].seen.json()["status"]);
+        }
+        assert_eq!(stage.gateway.requests_for(&stage.key(name)).len(), 1, "the outcome is kept, not worked out again");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -242,11 +291,70 @@ async fn a_forbidden_watch_is_named_on_its_plugin_and_leaves_the_other_alone() {
     let warned =
         |line: &str| line.contains("WARN") && line.contains("watch interrupted") && line.contains("/reportjobs") && line.contains("403");
     assert!(host.log().lines().any(warned), "{}", host.log());
-    assert_eq!(host.get("/readyz").await.expect("it answers").status, 200, "the host is ready, and one plugin is not");
+    // The host is ready, and one plugin is not.
+    until_said(&host, "ReportJob.batch.acme.io", "[!]", "403").await;
+    until_said(&host, "EmailRequest.notify.acme.io", "[+]", "ok").await;
     stage.mail("e1", "a@example.com").await;
     stage.until_mail("e1", "Sent").await;
     forbidden.release();
     stage.cluster.until_serving("report-job", &jobs).await;
+}
+
+/// Waits until `/readyz`, by which the host is ready, says this of the watch of a kind.
+async fn until_said(host: &Host, kind: &str, mark: &str, words: &str) {
+    let about = format!("{mark} watch of {kind}");
+    eventually(SOON, async || match host.get("/readyz").await {
+        Ok(answer) if answer.status == 200 && answer.text().lines().any(|line| line.starts_with(&about) && line.contains(words)) => Ok(()),
+        Ok(answer) => Err(format!("{} {}", answer.status, answer.text())),
+        Err(error) => Err(format!("{error:#}")),
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_that_does_not_work_is_told_of_its_plugin_and_by_readyz_whatever_keeps_it_from_working() {
+    const JOBS: &str = "/reportjobs";
+    const JOB: &str = "ReportJob.batch.acme.io";
+    /// What is never answered is given up after a minute, and has to be so for a while.
+    const LONG: Duration = Duration::from_secs(150);
+    let stage = Stage::shared().await;
+    let mails = stage.push_email_request().await;
+    let jobs = stage.push_report_job("").await;
+    let host = stage.host().await;
+    stage.cluster.until_serving("email-request", &mails).await;
+    stage.cluster.until_serving("report-job", &jobs).await;
+    let until_ready = async |ready: &str| {
+        let is = |plugin: &Value| ready_status(plugin) == ready;
+        stage.cluster.until_in(stage.cluster.system(), Resource::PLUGIN, "report-job", LONG, is).await
+    };
+    let html = Answer::new(502, "text/html", "<html>bad gateway</html>");
+    // And whether it is heard of less and less.
+    let mut faults = vec![
+        (Effect::Answer(html), "bad gateway", true),
+        (Effect::Answer(Answer::empty_watch()), "the server closed the watch after", false),
+    ];
+    if full() {
+        faults.push((Effect::BlackHole, "no answer within", true));
+    }
+    for (effect, words, ages) in faults {
+        until_watched(&host, JOBS).await;
+        let failing = host.proxy.rule(Rule::on(Verb::Watch, effect).path(JOBS));
+        host.proxy.watches(JOBS).end();
+        let plugin = until_ready("False").await;
+        let reason = plugin["status"]["reason"].as_str().unwrap_or_default();
+        assert!(ready_reason(&plugin) == "WatchFailing" && reason.contains(words), "{words}: {plugin}");
+        until_said(&host, JOB, "[!]", words).await;
+        until_said(&host, "EmailRequest.notify.acme.io", "[+]", "ok").await;
+        let other = stage.cluster.get_in(stage.cluster.system(), Resource::PLUGIN, "email-request").await;
+        assert_eq!(ready_status(&other), "True", "{words}: {other}");
+        let age = host.metric("berth_watch_age_seconds", &[("kind", JOB)]).await;
+        assert!(age.is_some_and(|age| !ages || age >= 15.0), "{words}: heard of {age:?} s ago");
+        failing.release();
+        until_ready("True").await;
+        until_said(&host, JOB, "[+]", "ok").await;
+    }
+    stage.job("r1", "sales", 0).await;
+    stage.until_job("r1", "Done").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -278,23 +386,40 @@ async fn a_rotated_token_is_taken_up_and_counts_against_nobody() {
     let kubeconfig_token = |name: &str, token: &str| std::fs::write(tokens.join(name), token).expect("written");
     kubeconfig_token("first", stage.cluster.token());
     std::os::unix::fs::symlink("first", tokens.join("token")).expect("a link");
-    let flags = Flags { token_file: Some(tokens.join("token")), ..stage.flags() };
+    // The Lease outlasts the time until the file is read again, so that runs go on.
+    let more = vec!["--lease-duration=120s".into(), "--lease-renew-deadline=100s".into()];
+    let flags = Flags { token_file: Some(tokens.join("token")), more, ..stage.flags() };
     let host = Host::start(&stage.cluster, "host", &flags).await;
     stage.cluster.until_serving("report-job", &version).await;
+    until_watched(&host, "/reportjobs").await;
     let second = stage.cluster.new_token().await;
     let expected = second.clone();
     let expired =
         Rule::any(Effect::Answer(Answer::failure(401, "Unauthorized"))).when(move |seen| seen.bearer() != Some(expected.as_str()));
     let expired = host.proxy.rule(expired);
+    // The watches that are open tell of this one, and what it comes to meets the 401.
+    stage.job("before", "sales", 0).await;
+    let refused = || {
+        let entries = host.proxy.entries();
+        entries.iter().filter(|entry| entry.seen.path.ends_with("/before/status") && entry.outcome == Outcome::Answered(401)).count()
+    };
+    eventually(SOON, async || match refused() {
+        2.. => Ok(()),
+        count => Err(format!("its status was answered 401 {count} times")),
+    })
+    .await;
     host.proxy.watches("").end();
-    stage.job("job", "sales", 0).await;
+    stage.job("after", "sales", 0).await;
     kubeconfig_token("second", &second);
     std::os::unix::fs::symlink("second", tokens.join("aside")).expect("a link");
     std::fs::rename(tokens.join("aside"), tokens.join("token")).expect("swapped");
-    // The file is read again every 50 s.
-    let job = stage.cluster.until_phase(Resource::JOB, "job", "Done", Duration::from_secs(75)).await;
-    assert!(job["status"]["retries"].as_i64().unwrap_or(0) == 0, "{job}");
-    assert!(expired.hits() > 0);
+    for name in ["before", "after"] {
+        // The file is read again every 50 s, and what is owed is tried again after half a minute at most.
+        let job = stage.cluster.until_phase(Resource::JOB, name, "Done", Duration::from_secs(90)).await;
+        assert_eq!(job["status"]["retries"].as_i64().unwrap_or(0), 0, "{job}");
+        assert_eq!(stage.exporter.requests_for(&stage.key(name)).len(), 1, "the outcome is kept, not worked out again");
+    }
+    assert!(expired.hits() > refused());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use berth_tests::{
     behaviour::{Behaviour, Hold},
     cluster::Cluster,
-    eventually::eventually,
+    eventually::{always, eventually, scaled},
     host::{Flags, Host},
     proxy::{Effect, Entry, Outcome, Rule, Verb},
     resource::Resource,
@@ -17,6 +17,8 @@ const MAIL: &str = "EmailRequest.notify.acme.io";
 const PROBE: &str = "Probe.probe.acme.io";
 /// As the harness has it.
 const LEASE: Duration = Duration::from_secs(6);
+/// What Kubernetes gives a pod beyond the grace period: 30 s in all, of 20.
+const BEYOND_GRACE: Duration = Duration::from_secs(10);
 
 async fn until_leader(host: &Host, leads: f64) {
     eventually(SOON, async || match host.metric("berth_leader", &[]).await {
@@ -115,10 +117,24 @@ async fn limits_hold_after_a_suspension_and_cut_off_nobody_at_once() {
     cluster.until_phase(Resource::PROBE, "works", "Done", SOON).await;
     cluster.until(Resource::PROBE, "sleeps", SOON, |object| object["status"]["observedGeneration"] == 1).await;
     cluster.create(Resource::PROBE, "again", json!({"do": "loop"})).await;
+    let says = |object: &Value| object["status"]["message"].as_str().is_some_and(|message| message.contains("limit of"));
     for name in ["spins", "again"] {
-        let says = |object: &Value| object["status"]["message"].as_str().is_some_and(|message| message.contains("limit of"));
         cluster.until(Resource::PROBE, name, SOON, says).await;
     }
+    host.until_queued(PROBE, "running", 0.0).await;
+
+    // Idle for longer than the clock that interrupts guests stands still without a look (5 s).
+    always(scaled(Duration::from_secs(6), Duration::from_secs(60)), async || {
+        match host.metric("berth_queue_depth", &[("kind", PROBE), ("state", "running")]).await {
+            Some(0.0) => Ok(()),
+            other => Err(format!("{other:?} run")),
+        }
+    })
+    .await;
+    cluster.create(Resource::PROBE, "late", json!({"do": "loop"})).await;
+    cluster.until(Resource::PROBE, "late", SOON, says).await;
+    cluster.create(Resource::PROBE, "works-late", json!({"do": "ok"})).await;
+    cluster.until_phase(Resource::PROBE, "works-late", "Done", SOON).await;
     host.until_queued(PROBE, "running", 0.0).await;
     assert!(!host.log().contains("lease lost"), "{}", host.log());
 }
@@ -159,13 +175,15 @@ async fn a_leader_cut_off_in_the_middle_of_runs_ends_them_before_its_lease_is_ov
 async fn runs_that_outlast_the_grace_period_are_ended_and_their_objects_taken_up_again() {
     let stage = Stage::shared().await;
     let plugins = push(&stage).await;
-    let flags = Flags { more: vec!["--grace=2s".into()], ..stage.flags() };
+    let grace = Duration::from_secs(2);
+    let flags = Flags { more: vec![format!("--grace={}s", grace.as_secs())], ..stage.flags() };
     let mut host = Host::start(&stage.cluster, "host", &flags).await;
     until_serving(&stage, &plugins).await;
     in_the_middle(&stage, &host).await;
     let asked = Instant::now();
     assert_eq!(host.terminate().await, Some(0));
-    assert!(asked.elapsed() >= Duration::from_secs(2), "it did not wait for them");
+    assert!(asked.elapsed() >= grace, "it did not wait for them");
+    assert!(asked.elapsed() < grace + BEYOND_GRACE, "{:?}", asked.elapsed());
     let released = host.proxy.entries().into_iter().rfind(|entry| entry.seen.verb == Verb::Update && entry.seen.path.contains("/leases/"));
     assert!(released.is_some_and(|entry| entry.seen.json()["spec"]["holderIdentity"].is_null()), "the Lease was not released");
     stage.gateway.behave();
@@ -173,4 +191,45 @@ async fn runs_that_outlast_the_grace_period_are_ended_and_their_objects_taken_up
     stage.until_mail("e1", "Sent").await;
     assert_eq!(stage.gateway.deliveries().len(), 1);
     host.until_queued(PROBE, "running", 1.0).await;
+}
+
+/// A host that was told to end in the middle of a mail, and waits for the gateway.
+async fn finishing(stage: &Stage, tell: impl Fn(&Host)) -> Host {
+    let version = stage.push_email_request().await;
+    let flags = Flags { more: vec!["--grace=20s".into()], ..stage.flags() };
+    let host = Host::start(&stage.cluster, "host", &flags).await;
+    stage.cluster.until_serving("email-request", &version).await;
+    stage.gateway.control(Behaviour::hold(Hold::After));
+    stage.mail("e1", "a@example.com").await;
+    eventually(SOON, async || if stage.gateway.held() == 1 { Ok(()) } else { Err("the gateway holds nothing") }).await;
+    tell(&host);
+    eventually(SOON, async || if host.log().contains("finishing what runs") { Ok(()) } else { Err("it has not heard") }).await;
+    host
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_sigterm_does_not_end_the_run_that_is_being_finished() {
+    let stage = Stage::shared().await;
+    let mut host = finishing(&stage, Host::ask_to_end).await;
+    host.ask_to_end();
+    always(Duration::from_millis(500), async || if host.runs() { Ok(()) } else { Err("it has ended") }).await;
+    stage.gateway.behave();
+    assert_eq!(host.end().await, Some(0));
+    let mail = stage.cluster.get(Resource::EMAIL, "e1").await;
+    assert_eq!(mail["status"]["phase"], "Sent", "{mail}");
+    assert_eq!((stage.gateway.requests().len(), stage.gateway.deliveries().len()), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_interrupt_ends_at_once_and_the_restart_goes_on() {
+    let stage = Stage::shared().await;
+    let mut host = finishing(&stage, Host::interrupt).await;
+    host.interrupt();
+    assert_eq!(host.end().await, Some(130));
+    assert_eq!(stage.gateway.held(), 1, "nobody waited for the gateway");
+    assert!(stage.cluster.get(Resource::EMAIL, "e1").await["status"]["phase"].is_null());
+    stage.gateway.behave();
+    host.restart().await;
+    stage.until_mail("e1", "Sent").await;
+    assert_eq!((stage.gateway.requests().len(), stage.gateway.deliveries().len()), (2, 1));
 }

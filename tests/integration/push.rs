@@ -4,9 +4,10 @@ use std::process::{Command, Output};
 
 use berth_tests::{
     cluster::Cluster,
+    component::of_size,
     host::{Flags, Host},
     resource::Resource,
-    stage::SOON,
+    stage::{self, SOON, probe},
     workspace,
 };
 use serde_json::json;
@@ -53,6 +54,34 @@ async fn a_component_that_cannot_serve_is_refused_before_anything_is_written() {
     assert!(text(&pushed).contains("not whole"), "{}", text(&pushed));
     let configmaps = Resource::CONFIG_MAP.api(cluster.client(), Some(cluster.system()));
     assert!(configmaps.get_opt("half").await.expect("answers").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_component_of_600_kb_serves_however_it_is_applied_and_1200_kb_are_refused_with_what_to_do() {
+    let cluster = Cluster::shared().await;
+    let component = probe(&json!({}));
+    // As `kubectl apply --server-side` does it, as it is.
+    let _host = stage::probing(&cluster, &of_size(&component, 600_000), "").await;
+    cluster.create(Resource::PROBE, "applied", json!({"do": "ok"})).await;
+    cluster.until_phase(Resource::PROBE, "applied", "Done", SOON).await;
+    let file = |name: &str, bytes: usize| {
+        let path = cluster.directory().join(name);
+        std::fs::write(&path, of_size(&component, bytes)).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    // The role of the probe is the whole cluster's.
+    let pushed = push(&cluster, &[file("large.wasm", 600_001).as_str(), "--name", "probe", "--no-rbac"]).await;
+    assert!(pushed.status.success(), "{}", text(&pushed));
+    cluster.create(Resource::PROBE, "pushed", json!({"do": "ok"})).await;
+    cluster.until_phase(Resource::PROBE, "pushed", "Done", SOON).await;
+
+    let before = cluster.get_in(cluster.system(), Resource::CONFIG_MAP, "probe").await;
+    // So much beside the component, of which the compression leaves less.
+    let pushed = push(&cluster, &[file("larger.wasm", component.len() + 1_200_000).as_str(), "--name", "probe", "--no-rbac"]).await;
+    assert_eq!(pushed.status.code(), Some(1), "{}", text(&pushed));
+    let says = text(&pushed);
+    assert!(says.contains("a ConfigMap holds 1048576") && says.contains("build it for size"), "{says}");
+    assert_eq!(cluster.get_in(cluster.system(), Resource::CONFIG_MAP, "probe").await, before, "nothing was applied");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

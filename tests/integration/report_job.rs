@@ -8,7 +8,7 @@ use std::{
 use berth_tests::{
     behaviour::{Behaviour, Hold},
     cluster::Cluster,
-    eventually::eventually,
+    eventually::{eventually, scaled},
     proxy::{Effect, Rule, Verb},
     resource::Resource,
     stage::{SOON, Stage, probe},
@@ -213,6 +213,46 @@ async fn waiting_jobs_run_by_priority_and_never_pre_empt_a_running_one() {
     let order: Vec<String> =
         stage.exporter.exports().iter().map(|export| export.key.split('/').nth(2).unwrap_or_default().to_owned()).collect();
     assert_eq!(order, ["first", "job-4", "job-2", "job-5", "job-0", "job-3", "job-1"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_low_priority_has_its_turn_beside_a_steady_stream_of_higher_ones_also_after_a_restart() {
+    /// How many of the stream wait at any time.
+    const WAITING: usize = 10;
+    let stage = Stage::shared().await;
+    let mut host = stage.report_host("concurrency: 1\n").await;
+    stage.exporter.control(Behaviour { delay_ms: 500, ..Behaviour::default() });
+    let above: i64 = scaled(1, 8);
+    let mut came = 0;
+    let mut stream = async || {
+        let made = stage.exporter.exports().len();
+        while came < made + WAITING {
+            stage.job(&format!("high-{came}"), "sales", 1 + above).await;
+            came += 1;
+        }
+        (came, made)
+    };
+    stream().await;
+    stage.job("low", "sales", 1).await;
+    eventually(SOON, async || match stream().await {
+        (_, WAITING..) => Ok(()),
+        (_, made) => Err(format!("{made} reports")),
+    })
+    .await;
+    assert_eq!(host.terminate().await, Some(0));
+    let (before, _) = stream().await;
+    host.restart().await;
+    // What waits counts as one priority more for each 30 s, and the first list as 15 s younger than what comes later.
+    let bound = Duration::from_secs(30 * above.unsigned_abs() + 15) + SOON * 2;
+    let low = stage.key("low");
+    eventually(bound, async || {
+        let (came, made) = stream().await;
+        if stage.exporter.requests_for(&low).is_empty() { Err(format!("{made} of {came} reports, and not the low one")) } else { Ok(()) }
+    })
+    .await;
+    let earlier = stage.exporter.requests().iter().take_while(|request| !request.key.contains(&low)).count();
+    assert!(earlier >= before, "what came with it goes first: {before} had come, {earlier} had their turn");
+    stage.exporter.behave();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,6 @@
 //! Many objects at once: a restart among finished ones, a compiler at work beside them, all of them failing.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use berth_tests::{
     cluster::Cluster,
@@ -47,7 +47,9 @@ async fn finished_objects_cost_a_start_no_run_and_no_write_but_of_a_wrong_label(
     stage.cluster.patch(Resource::JOB, "p7", wrong).await;
     let (asked, mark) = (stage.exporter.requests().len(), host.proxy.mark());
     host.restart().await;
-    stage.job("new", "sales", 9).await;
+    stage.job("new", "sales", 0).await;
+    let begun = async || if stage.exporter.requests_for(&stage.key("new")).is_empty() { Err("it waits behind the others") } else { Ok(()) };
+    eventually(scaled(SOON, Duration::from_secs(5)), begun).await;
     for name in ["new", "p7"] {
         stage.cluster.until(Resource::JOB, name, SOON, is_done).await;
     }

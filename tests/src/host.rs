@@ -199,6 +199,12 @@ impl Host {
         self.process.signal(Signal::TERM).expect("it runs");
     }
 
+    /// SIGINT, as by Ctrl-C, without waiting.
+    pub fn interrupt(&self) {
+        self.told_to_end.store(true, Ordering::Relaxed);
+        self.process.signal(Signal::INT).expect("it runs");
+    }
+
     /// SIGSTOP: it stands still, as in a machine that is suspended.
     pub fn suspend(&self) {
         self.process.signal(Signal::STOP).expect("it runs");

@@ -145,6 +145,17 @@ pub fn kernel_number(id: u32, file: &str, field: &str) -> anyhow::Result<u64> {
     value.trim().trim_end_matches(" kB").parse().with_context(|| format!("reading {field} of {path}"))
 }
 
+/// CPU time that a process has had so far.
+pub fn cpu(id: u32) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{id}/stat");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    // The second field is a name in parentheses, which may hold anything.
+    let fields: Vec<&str> = text.rsplit_once(')').context("a process has a name")?.1.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).context("Linux counts CPU time");
+    // In ticks of 10 ms on every Linux.
+    Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
+}
+
 /// Waits for SIGTERM or Ctrl-C.
 pub async fn told_to_stop() -> anyhow::Result<()> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).context("listening for SIGTERM")?;
@@ -183,9 +194,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("temporary directory");
         let process = Process::start("child", shell("exec sleep 600"), &dir.path().join("log")).expect("starts");
         let id = process.id();
-        assert!(resident(id).is_ok());
+        assert!(resident(id).is_ok() && cpu(id).is_ok());
         drop(process);
-        assert!(resident(id).is_err());
+        assert!(resident(id).is_err() && cpu(id).is_err());
     }
 
     #[tokio::test]

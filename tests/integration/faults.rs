@@ -5,7 +5,7 @@ use std::time::Duration;
 use berth_tests::{
     behaviour::Behaviour,
     cluster::{Cluster, ready_reason, ready_status},
-    eventually::{eventually, full, scaled},
+    eventually::{always, eventually, full, scaled},
     host::{Flags, Host},
     proxy::{Answer, Effect, Outcome, Rule, Verb},
     resource::Resource,
@@ -320,7 +320,9 @@ async fn a_watch_that_does_not_work_is_told_of_its_plugin_and_by_readyz_whatever
     let stage = Stage::shared().await;
     let mails = stage.push_email_request().await;
     let jobs = stage.push_report_job("").await;
-    let host = stage.host().await;
+    // A silent watch is given up half a minute after that.
+    let flags = Flags { more: vec!["--watch-timeout=10s".into()], ..stage.flags() };
+    let host = Host::start(&stage.cluster, "host", &flags).await;
     stage.cluster.until_serving("email-request", &mails).await;
     stage.cluster.until_serving("report-job", &jobs).await;
     let until_ready = async |ready: &str| {
@@ -335,15 +337,27 @@ async fn a_watch_that_does_not_work_is_told_of_its_plugin_and_by_readyz_whatever
     ];
     if full() {
         faults.push((Effect::BlackHole, "no answer within", true));
+        faults.push((Effect::SilentStream, "no answer within", false));
     }
     for (effect, words, ages) in faults {
         until_watched(&host, JOBS).await;
+        let silent = matches!(effect, Effect::SilentStream);
         let failing = host.proxy.rule(Rule::on(Verb::Watch, effect).path(JOBS));
         host.proxy.watches(JOBS).end();
         let plugin = until_ready("False").await;
         let reason = plugin["status"]["reason"].as_str().unwrap_or_default();
         assert!(ready_reason(&plugin) == "WatchFailing" && reason.contains(words), "{words}: {plugin}");
         until_said(&host, JOB, "[!]", words).await;
+        if silent {
+            let times = failing.hits();
+            eventually(LONG, async || if failing.hits() > times { Ok(()) } else { Err("it is not opened again") }).await;
+            // That it is open is no sign of life.
+            always(Duration::from_secs(3), async || match host.get("/readyz").await {
+                Ok(answer) if answer.text().contains(&format!("[!] watch of {JOB}")) => Ok(()),
+                answer => Err(format!("{answer:?}")),
+            })
+            .await;
+        }
         until_said(&host, "EmailRequest.notify.acme.io", "[+]", "ok").await;
         let other = stage.cluster.get_in(stage.cluster.system(), Resource::PLUGIN, "email-request").await;
         assert_eq!(ready_status(&other), "True", "{words}: {other}");

@@ -1,4 +1,4 @@
-//! Many objects at once: a restart among finished ones, a compiler at work beside them, all of them failing.
+//! Many objects at once: a restart among finished ones, a compiler at work beside them, all of them failing, loops.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,6 +7,7 @@ use berth_tests::{
     component::{gzip, slow_to_compile},
     eventually::{eventually, scaled},
     host::{Flags, Host},
+    process::cpu,
     resource::Resource,
     stage::{SOON, Stage, letters, probe, probing},
 };
@@ -109,4 +110,36 @@ async fn objects_that_fail_again_and_again_are_one_event_for_each_change_of_stat
         let most = if reason == "Counted" { 3 } else { 1 };
         assert!(count <= most, "{count} Events {reason} of {name}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn loops_end_by_their_limit_beside_others_and_the_host_is_idle_again() {
+    let cluster = Cluster::shared().await;
+    let host = probing(&cluster, &probe(&letters(1)), "timeout: 2m\ncpu: 500ms\n").await;
+    let loops = scaled(8, 50);
+    for number in 0..loops {
+        cluster.create(Resource::PROBE, &format!("loop-{number}"), json!({"do": "loop"})).await;
+        // More than the loops, which would open the circuit breaker otherwise.
+        for well in ["a", "b"] {
+            cluster.create(Resource::PROBE, &format!("ok-{number}-{well}"), json!({"do": "ok"})).await;
+        }
+    }
+    for number in 0..loops {
+        let looped = cluster.until_phase(Resource::PROBE, &format!("loop-{number}"), "Failed", scaled(SOON, SOON * 4)).await;
+        let message = looped["status"]["message"].as_str().unwrap_or_default();
+        assert!(message.contains("of 500ms of CPU (`cpu` in plugin.yaml)"), "{message}");
+        for well in ["a", "b"] {
+            cluster.until_phase(Resource::PROBE, &format!("ok-{number}-{well}"), "Done", SOON).await;
+        }
+    }
+    eventually(SOON, async || {
+        let before = cpu(host.id()).expect("it runs");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // One loop that goes on would take all of a second, or a good part of it where others want the core too.
+        match cpu(host.id()).expect("it runs") - before {
+            used if used <= Duration::from_millis(200) => Ok(()),
+            used => Err(format!("{used:?} of CPU in a second")),
+        }
+    })
+    .await;
 }

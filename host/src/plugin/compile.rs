@@ -5,7 +5,7 @@
 //! component from stdin and writes the artefact to `OUT`.
 //!
 //! # Guarantees
-//! One compilation at a time. A child ends with its parent, at its own limits, or at the latest at [`CompileLimits::wall`].
+//! One compilation at a time, on a few cores. A child ends with its parent, at its own limits, or at the latest at [`CompileLimits::wall`].
 //!
 //! # Assumptions
 //! The thread that calls [`Compiler::compile`] is one of the runtime's workers, which live as long as the process: the kernel kills
@@ -37,6 +37,9 @@ pub const VERB: &str = "compile-component";
 
 /// How much the child gives way to the host: renewing the lease comes first.
 const NICENESS: i32 = 10;
+
+/// More cores than this the child leaves alone: a thread takes memory, and few components have so much code.
+const THREADS: usize = 4;
 
 /// Compiles one component after the other.
 pub struct Compiler {
@@ -84,6 +87,9 @@ impl Compiler {
             .arg(out)
             .args([memory.to_string(), cpu.as_secs().max(1).to_string(), size.to_string()])
             .env_clear()
+            .env("RAYON_NUM_THREADS", threads().to_string())
+            // Each thread's own would take 64 MiB of the address space that the child may have.
+            .env("MALLOC_ARENA_MAX", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -130,6 +136,10 @@ impl Compiler {
             }
         }
     }
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(THREADS)
 }
 
 /// What the child does; `arguments` are those after the verb.

@@ -477,6 +477,8 @@ impl Listener for Controller {
             // The store knows better than the event, which may be late, or of an informer that another one has replaced.
             Change::Applied { new, listed, .. } => {
                 if let Some(now) = watched.get(&new.key) {
+                    // Its text is whole.
+                    let now = if now.resource_version == new.resource_version { new } else { now };
                     term.observe(&kinds::key(kind, &now.key), watched.claim(&now), &now, listed);
                 }
             }

@@ -184,7 +184,7 @@ fn page(collection: &Collection, namespace: Option<&str>, last: Option<ObjectKey
     };
     let mut page = Page::default();
     let mut bytes = 0;
-    for object in collection.after(last, namespace).filter(|object| means(selector, object)) {
+    for object in collection.after(last, namespace).map(Object::whole).filter(|object| means(selector, object)) {
         bytes += object.json.len();
         if page.items.len() == limit || (bytes > limits::READ_BYTES && !page.items.is_empty()) {
             page.next = page.items.last().map(|last| Page::token(&last.key));

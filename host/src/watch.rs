@@ -96,6 +96,8 @@ enum Ended {
     Short(Duration),
     #[error("no answer within {0:?}")]
     Silent(Duration),
+    #[error("the watch is open, and nothing has come within {0:?}")]
+    Mute(Duration),
     #[error("{verb} {path}: {source}")]
     Request { verb: &'static str, path: String, source: Box<kube::Error> },
     #[error("unreadable answer to {verb} {path}: {source}")]
@@ -123,8 +125,8 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
     let informer = Informer { client, target, store };
     let mut version: Option<String> = None;
     let mut failures = 0_u32;
-    // Whether the last watch was opened, and nothing ever came.
-    let mut silent = false;
+    // Whether nothing has come since a watch was given up that was open and mute.
+    let mut mute = false;
     // What was last warned of.
     let mut warned = None;
     loop {
@@ -138,11 +140,11 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
                 Err(ended) => ended,
             },
             Some(mut at) => {
-                let ended = informer.watch(&mut at, silent, &mut on).await;
+                let ended = informer.watch(&mut at, &mut mute, &mut on).await;
                 version = Some(at);
                 match ended {
                     Ok(()) if started.elapsed() >= SHORT => {
-                        (failures, warned, silent) = (0, None, false);
+                        (failures, warned) = (0, None);
                         continue;
                     }
                     Ok(()) => Ended::Short(started.elapsed()),
@@ -154,7 +156,7 @@ pub async fn run(client: Client, target: Target, store: Arc<Store>, mut on: impl
             (failures, warned) = (0, None);
         }
         failures += 1;
-        silent = matches!(ended, Ended::Silent(_));
+        mute |= matches!(ended, Ended::Mute(_));
         report(&informer.target.path, &ended, failures, &mut warned);
         let delay = informer.ended(ended, failures, &mut version, &mut on);
         tokio::time::sleep(delay).await;
@@ -188,7 +190,7 @@ impl Informer {
                 ABSENT
             }
             Ended::Request { source, .. } if is_unauthorized(source) => backoff(failures).min(jittered(BACKOFF_MAX_UNAUTHORIZED)),
-            Ended::Short(_) | Ended::Silent(_) | Ended::Request { .. } | Ended::Malformed { .. } => backoff(failures),
+            Ended::Short(_) | Ended::Silent(_) | Ended::Mute(_) | Ended::Request { .. } | Ended::Malformed { .. } => backoff(failures),
         };
         self.store.note(|health| health.error = Some(ended.to_string()));
         delay.max(asked_to_wait(&ended))
@@ -237,8 +239,8 @@ impl Informer {
         Ok(text)
     }
 
-    /// Watches from `at`, moving it along, until the server ends the watch. After one that was silent, that it is opened proves nothing.
-    async fn watch(&self, at: &mut String, after_silence: bool, on: &mut impl FnMut(Change)) -> Result<(), Ended> {
+    /// Watches from `at`, moving it along, until the server ends the watch. After a mute one, that it is opened proves nothing.
+    async fn watch(&self, at: &mut String, mute: &mut bool, on: &mut impl FnMut(Change)) -> Result<(), Ended> {
         let timeout = jittered(self.target.watch_timeout);
         let params = WatchParams {
             label_selector: self.target.label_selector.clone(),
@@ -254,13 +256,14 @@ impl Informer {
             .map_err(|_| Ended::Silent(REQUEST))?
             .map_err(|error| self.failed("watch", error))?;
         let mut events = std::pin::pin!(events);
-        if !after_silence {
+        if !*mute {
             self.store.contact();
         }
         loop {
-            let event = tokio::time::timeout_at(deadline, events.try_next()).await.map_err(|_| Ended::Silent(timeout + SILENCE))?;
+            let event = tokio::time::timeout_at(deadline, events.try_next()).await.map_err(|_| Ended::Mute(timeout + SILENCE))?;
             let event = event.map_err(|error| self.failed("watch", error))?;
             // Also its end, which the server was asked for.
+            *mute = false;
             self.store.contact();
             let Some(event) = event else { return Ok(()) };
             match event {

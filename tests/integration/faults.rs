@@ -330,14 +330,14 @@ async fn a_watch_that_does_not_work_is_told_of_its_plugin_and_by_readyz_whatever
         stage.cluster.until_in(stage.cluster.system(), Resource::PLUGIN, "report-job", LONG, is).await
     };
     let html = Answer::new(502, "text/html", "<html>bad gateway</html>");
-    // And whether it is heard of less and less.
+    // And whether the age of what was heard last grows.
     let mut faults = vec![
         (Effect::Answer(html), "bad gateway", true),
         (Effect::Answer(Answer::empty_watch()), "the server closed the watch after", false),
     ];
     if full() {
         faults.push((Effect::BlackHole, "no answer within", true));
-        faults.push((Effect::SilentStream, "no answer within", false));
+        faults.push((Effect::SilentStream, "nothing has come within", false));
     }
     for (effect, words, ages) in faults {
         until_watched(&host, JOBS).await;

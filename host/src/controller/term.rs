@@ -80,6 +80,10 @@ impl Term {
     pub fn observe(&self, key: &Key, claim: &Claim, object: &Object, listed: bool) {
         let seen = Seen::of(object);
         let value = LazyCell::new(|| object.value());
+        if listed && self.lock().get(key).is_none() {
+            // Here rather than under the lock that all turns need.
+            LazyCell::force(&value);
+        }
         let mut tracked = self.lock();
         let cause = match tracked.get_mut(key) {
             None => {

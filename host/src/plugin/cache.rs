@@ -212,7 +212,7 @@ mod tests {
     use crate::plugin::engine;
 
     fn cache(directory: &Path) -> Cache {
-        Cache::open(directory.join("cache"), &engine::for_compiling().expect("an engine")).expect("a cache")
+        Cache::open(directory.join("cache"), &engine::for_compiling(false).expect("an engine")).expect("a cache")
     }
 
     fn store(cache: &Cache, digest: &Digest, bytes: &[u8]) {
@@ -225,7 +225,7 @@ mod tests {
     fn a_directory_that_others_can_enter_is_refused_with_a_way_out() {
         let directory = tempfile::tempdir().expect("a directory");
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("mine");
-        let engine = engine::for_compiling().expect("an engine");
+        let engine = engine::for_compiling(false).expect("an engine");
         let error = Cache::open(directory.path().into(), &engine).err().expect("refused").to_string();
         assert!(error.contains("chmod 700"), "{error}");
         let link = directory.path().join("link");

@@ -87,7 +87,6 @@ impl Compiler {
             .arg(out)
             .args([memory.to_string(), cpu.as_secs().max(1).to_string(), size.to_string()])
             .env_clear()
-            .env("RAYON_NUM_THREADS", threads().to_string())
             // Each thread's own would take 64 MiB of the address space that the child may have.
             .env("MALLOC_ARENA_MAX", "1")
             .stdin(Stdio::piped())
@@ -151,7 +150,9 @@ pub fn child_main(mut arguments: impl Iterator<Item = OsString>) -> Result<()> {
     let mut component = Vec::new();
     std::io::stdin().take(MAX_COMPONENT as u64 + 1).read_to_end(&mut component)?;
     ensure!(component.len() <= MAX_COMPONENT, "the component is larger than {}", Size(MAX_COMPONENT as u64));
-    let artefact = engine::for_compiling()?.precompile_component(&component)?;
+    // Where no more threads may be, one does it all.
+    let parallel = rayon::ThreadPoolBuilder::new().num_threads(threads()).build_global().is_ok();
+    let artefact = engine::for_compiling(parallel)?.precompile_component(&component)?;
     if let Err(error) = std::fs::write(&out, artefact) {
         bail!("cannot write the artefact to {}: {error}", out.display());
     }

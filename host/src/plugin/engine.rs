@@ -21,9 +21,11 @@ pub struct Running {
     pub cores: Cores,
 }
 
-/// An engine for the child that compiles: it allocates nothing.
-pub fn for_compiling() -> Result<Engine> {
-    Ok(Engine::new(&common(limits::STACK))?)
+/// An engine for the child that compiles, on all threads of its pool or on one: it allocates nothing.
+pub fn for_compiling(parallel: bool) -> Result<Engine> {
+    let mut config = common(limits::STACK);
+    config.parallel_compilation(parallel);
+    Ok(Engine::new(&config)?)
 }
 
 /// An engine that runs up to `sandboxes` guests at once, each with such a stack. Its epochs tick while any runs.

@@ -127,7 +127,7 @@ impl Lane {
         Some(entry)
     }
 
-    /// All objects have an entry when a term begins, and few later. Done once for many that go, so that it costs each of them little.
+    /// All objects have an entry when a term begins, and few later. What it costs is shared by the many that go between two times.
     fn give_room_back(&mut self) {
         if self.entries.capacity() > ROOM && self.entries.len() < self.entries.capacity() / 8 {
             self.entries.shrink_to(2 * self.entries.len());

@@ -12,11 +12,14 @@ use std::{
 
 use tokio::{sync::watch, time::Instant};
 
-use super::{AT_A_TIME, Change};
+use super::Change;
 use crate::object::{Model, Object, ObjectKey, newer};
 
 /// Silence that is longer than any watch that works: servers send bookmarks about once a minute, and end a watch in time.
 const HUSH: Duration = Duration::from_secs(400);
+
+/// How much text is packed before others get a turn: less than a millisecond.
+const IN_A_ROW: usize = 256 << 10;
 
 /// How the informer is doing.
 #[derive(Clone, Debug, Default)]
@@ -208,10 +211,12 @@ impl Store {
         let round = self.round.fetch_add(1, Ordering::Relaxed);
         let rests = |kept: &&Kept| kept.since < round && !kept.object.json.is_packed();
         let resting: Vec<Arc<Object>> = self.read().values().filter(rests).map(|kept| kept.object.clone()).collect();
-        let count = resting.len();
-        for (number, object) in resting.into_iter().enumerate() {
-            if number % AT_A_TIME == AT_A_TIME - 1 {
+        let (count, mut bytes) = (resting.len(), 0);
+        for object in resting {
+            bytes += object.json.len();
+            if bytes > IN_A_ROW {
                 tokio::task::yield_now().await;
+                bytes = 0;
             }
             let packed = self.pack(&object);
             if let Some(kept) = self.write().get_mut(&object.key)
@@ -233,7 +238,11 @@ impl Store {
 
     pub(super) fn apply(&self, object: Object, listed: bool) -> Option<Change> {
         let new = Arc::new(object);
-        let kept = self.keep(&new, listed);
+        let kept = match self.get(&new.key) {
+            // Another list tells of most objects what is known.
+            Some(held) if listed && held.resource_version == new.resource_version => Kept { object: held, since: 0 },
+            _ => self.keep(&new, listed),
+        };
         let mut objects = self.write();
         let old = objects.get(&new.key).map(|held| held.object.clone());
         if old.as_ref().is_some_and(|old| old.resource_version != new.resource_version && !new.newer_than(old)) {

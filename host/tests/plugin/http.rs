@@ -270,7 +270,7 @@ async fn an_answer_that_never_comes_or_drips_ends_with_the_call() {
     for drips in [false, true] {
         let run = bench.run(json!({ "do": "http", "url": "http://slow.demo/" }));
         // Well before a connection without work would be closed (10 s).
-        let ended = tokio::time::timeout(Duration::from_secs(3), async { tokio::join!(run, until_closed(&slow, drips)) }).await;
+        let ended = tokio::time::timeout(Duration::from_secs(8), async { tokio::join!(run, until_closed(&slow, drips)) }).await;
         match ended.expect("the call ends, and its connection is closed").0 {
             Err(Failure::Deadline(_)) => {}
             Ok(outcome) => assert_eq!(outcome.next, Next::Retry("ErrorCode::HttpResponseTimeout".into()), "{drips}: no limit of ours"),

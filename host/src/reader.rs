@@ -86,7 +86,7 @@ impl RunReader {
         let listed = until_listed(&collection, read).await;
         self.footprint.note(&read.kind.group_kind(), scope);
         listed?;
-        Ok(collection.get(&key).filter(|object| means(&selector, object)))
+        Ok(collection.get(&key).map(Object::whole).filter(|object| means(&selector, object)))
     }
 
     async fn listed(&self, query: Query) -> Result<Page, ReadError> {

@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
-use anyhow::Context;
 use berth_tests::{
     client::Client,
     eventually::eventually,
     exposition::Exposition,
-    process::{Process, free_address, kernel_number},
+    process::{Process, cpu, free_address, kernel_number},
     resource::Resource,
     stage, workspace,
 };
@@ -245,17 +244,6 @@ fn peer(bed: &Bed, system: System, face: SocketAddr, work: &Work) -> anyhow::Res
         .env("RESYNC_SECONDS", work.resync.as_secs().to_string())
         .env("COUNT_ADDRESS", face.to_string());
     Ok(command)
-}
-
-/// CPU time of a process.
-fn cpu(id: u32) -> anyhow::Result<Duration> {
-    let path = format!("/proc/{id}/stat");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-    // The second field is a name in parentheses, which may hold anything.
-    let fields: Vec<&str> = text.rsplit_once(')').context("a process has a name")?.1.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok()).context("Linux counts CPU time");
-    // In ticks of 10 ms on every Linux.
-    Ok(Duration::from_millis(10 * (ticks(11)? + ticks(12)?)))
 }
 
 fn memory(id: u32) -> anyhow::Result<Memory> {

@@ -6,7 +6,7 @@ use berth_tests::{
     behaviour::{Behaviour, Hold},
     eventually::{eventually, scaled},
     gateway::Gateway,
-    host::{Flags, Host},
+    host::{Flags, GRACE, Host},
     proxy::{Effect, Rule, Verb},
     resource::Resource,
     stage::{SOON, Stage, guest},
@@ -14,9 +14,6 @@ use berth_tests::{
 };
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
-
-/// As the harness has it.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// Waits until the gateway holds a request.
 async fn held(gateway: &Gateway) {

@@ -6,7 +6,7 @@ use berth_tests::{
     behaviour::{Behaviour, Hold},
     cluster::Cluster,
     eventually::{always, eventually, scaled},
-    host::{Flags, Host},
+    host::{Flags, Host, LEASE},
     proxy::{Effect, Entry, Outcome, Rule, Verb},
     resource::Resource,
     stage::{SOON, Stage, probe},
@@ -15,8 +15,6 @@ use serde_json::{Value, json};
 
 const MAIL: &str = "EmailRequest.notify.acme.io";
 const PROBE: &str = "Probe.probe.acme.io";
-/// As the harness has it.
-const LEASE: Duration = Duration::from_secs(6);
 /// What Kubernetes gives a pod beyond the grace period: 30 s in all, of 20.
 const BEYOND_GRACE: Duration = Duration::from_secs(10);
 

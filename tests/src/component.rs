@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use flate2::{Compression, write::GzEncoder};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 /// A component beside which lies a core module with a great deal to compile: three functions of 300,000 blocks.
 pub fn slow_to_compile(component: &[u8]) -> Vec<u8> {
@@ -89,19 +90,13 @@ fn unleb(bytes: &[u8], at: &mut usize) -> usize {
 
 /// The same behaviour under another digest: a custom section of this name at the end.
 pub fn relabelled(component: &[u8], name: &str) -> Vec<u8> {
-    [component.to_vec(), section(0, &[leb(name.len()), name.as_bytes().to_vec()].concat())].concat()
+    [component.to_vec(), custom(name, &[])].concat()
 }
 
 /// The same behaviour in so many bytes: a custom section at the end, of what no compression makes smaller, and a few bytes around it.
 pub fn of_size(component: &[u8], bytes: usize) -> Vec<u8> {
-    let mut state = 1_u32;
-    let noise = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        state.to_be_bytes()[0]
-    });
-    let named = [leb(5), b"noise".to_vec()].concat();
-    let content: Vec<u8> = named.into_iter().chain(noise.take(bytes.saturating_sub(component.len()))).collect();
-    [component.to_vec(), section(0, &content)].concat()
+    let noise: Vec<u8> = StdRng::seed_from_u64(1).random_iter().take(bytes.saturating_sub(component.len())).collect();
+    [component.to_vec(), custom("noise", &noise)].concat()
 }
 
 /// As `*.wasm.gz`.
@@ -109,6 +104,10 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(bytes).expect("a vector takes all that is written");
     encoder.finish().expect("a vector takes all that is written")
+}
+
+fn custom(name: &str, content: &[u8]) -> Vec<u8> {
+    section(0, &[&leb(name.len()), name.as_bytes(), content].concat())
 }
 
 fn section(id: u8, content: &[u8]) -> Vec<u8> {

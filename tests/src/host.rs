@@ -23,6 +23,10 @@ use crate::{
     stage, workspace,
 };
 
+/// `--lease-duration`, unless a test gives another.
+pub const LEASE: Duration = Duration::from_secs(6);
+/// `--grace`, unless a test gives another.
+pub const GRACE: Duration = Duration::from_secs(5);
 /// How long a host may take to get ready; it takes about a second where nothing else runs.
 const READY: Duration = Duration::from_secs(60);
 /// How long a host may take to end after SIGTERM: its grace period here, and time for a busy machine.
@@ -97,11 +101,17 @@ impl Host {
         arguments.extend(resolve.iter().map(|(name, address)| format!("--resolve={name}={address}")));
         arguments.extend(identity.iter().map(|identity| format!("--identity={identity}")));
         // A default of the harness gives way to a flag of the test.
-        let scaled = ["--lease-duration=6s", "--lease-renew-deadline=4s", "--lease-retry=1s", "--lease-margin=1s", "--grace=5s"];
-        let own = [format!("--cache-dir={}", cache.display()), format!("--watch-namespace={}", cluster.namespace())];
-        let defaults = scaled.map(str::to_owned).into_iter().chain(own);
+        let defaults = [
+            format!("--lease-duration={}s", LEASE.as_secs()),
+            "--lease-renew-deadline=4s".into(),
+            "--lease-retry=1s".into(),
+            "--lease-margin=1s".into(),
+            format!("--grace={}s", GRACE.as_secs()),
+            format!("--cache-dir={}", cache.display()),
+            format!("--watch-namespace={}", cluster.namespace()),
+        ];
         let named = |flag: &str| more.iter().any(|given| given.split('=').next() == flag.split('=').next());
-        arguments.extend(defaults.filter(|flag| !named(flag)));
+        arguments.extend(defaults.into_iter().filter(|flag| !named(flag)));
         arguments.extend(more.iter().cloned());
         let (program, log) = (workspace::berth()?, directory.join("log"));
         let process = Process::start(name, command(&program, &arguments), &log)?;

@@ -80,17 +80,14 @@ impl Term {
     pub fn observe(&self, key: &Key, claim: &Claim, object: &Object, listed: bool) {
         let seen = Seen::of(object);
         let value = LazyCell::new(|| object.value());
-        if listed && self.lock().get(key).is_none() {
-            // Here rather than under the lock that all turns need.
-            LazyCell::force(&value);
-        }
+        // A leader that takes over finds work among what is done. Read before the lock is taken that all turns need.
+        let settled = listed && self.lock().get(key).is_none() && seems_settled(claim, object, &value);
         let mut tracked = self.lock();
         let cause = match tracked.get_mut(key) {
             None => {
                 tracked.insert(key, Tracked::new(seen));
                 match listed {
-                    // A leader that takes over finds work among what is done.
-                    true if seems_settled(claim, object, &value) => Cause::Resync,
+                    true if settled => Cause::Resync,
                     true => Cause::FirstList,
                     false => Cause::NewSpec,
                 }
@@ -98,7 +95,7 @@ impl Term {
             Some(known) if known.running || known.seen == seen => return,
             Some(known) => known.cause(seen, object),
         };
-        if !self.queue.wake(key, &object.uid, cause, priority(claim, &value)) {
+        if !self.queue.wake(key, &object.uid, cause, priority_in(claim, &value)) {
             // Its lane is not open yet: who opens it looks at all objects, and has to find this one new.
             tracked.remove(key);
             return;
@@ -116,7 +113,7 @@ impl Term {
 
     /// Wakes an object although nothing is known to have changed.
     pub fn wake(&self, key: &Key, claim: &Claim, object: &Object, cause: Cause) {
-        let priority = priority(claim, &LazyCell::new(|| object.value()));
+        let priority = priority(claim, object);
         let mut tracked = self.lock();
         if self.queue.wake(key, &object.uid, cause, priority) {
             let known = tracked.get_or_insert(key, || Tracked::new(Seen::of(object)));
@@ -236,7 +233,7 @@ impl Term {
             Some(known) if known.running => known.drift_held = true,
             Some(known) => {
                 known.children_due = true;
-                self.queue.wake(key, &object.uid, Cause::Change, priority(claim, &LazyCell::new(|| object.value())));
+                self.queue.wake(key, &object.uid, Cause::Change, priority(claim, object));
             }
             None => {}
         }
@@ -311,7 +308,7 @@ impl Term {
                 let seen = Seen::of(&current);
                 if known.seen != seen {
                     let cause = known.cause(seen, &current);
-                    self.queue.wake(&turn.key, &current.uid, cause, priority(claim, &LazyCell::new(|| current.value())));
+                    self.queue.wake(&turn.key, &current.uid, cause, priority(claim, &current));
                 }
                 drop(tracked);
                 turn.done(then);
@@ -351,7 +348,12 @@ impl Term {
 }
 
 /// The priority that the object asks for; 0 where it asks for none that is an integer.
-fn priority(claim: &Claim, value: &LazyCell<Value, impl FnOnce() -> Value>) -> i64 {
+fn priority(claim: &Claim, object: &Object) -> i64 {
+    priority_in(claim, &LazyCell::new(|| object.value()))
+}
+
+/// The same of an object that others read too.
+fn priority_in(claim: &Claim, value: &LazyCell<Value, impl FnOnce() -> Value>) -> i64 {
     let Some(field) = &claim.priority_field else { return 0 };
     match at(value, field) {
         Some(Value::Number(number)) => number.as_i64().unwrap_or_else(|| match number.as_f64() {

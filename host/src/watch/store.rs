@@ -238,10 +238,11 @@ impl Store {
 
     pub(super) fn apply(&self, object: Object, listed: bool) -> Option<Change> {
         let new = Arc::new(object);
-        let kept = match self.get(&new.key) {
-            // Another list tells of most objects what is known.
-            Some(held) if listed && held.resource_version == new.resource_version => Kept { object: held, since: 0 },
-            _ => self.keep(&new, listed),
+        // Another list tells of most objects what is known.
+        let known = if listed { self.get(&new.key) } else { None };
+        let kept = match known.filter(|known| known.resource_version == new.resource_version) {
+            Some(object) => Kept { object, since: 0 },
+            None => self.keep(&new, listed),
         };
         let mut objects = self.write();
         let old = objects.get(&new.key).map(|held| held.object.clone());
@@ -326,6 +327,9 @@ mod tests {
         assert_eq!(told(store.apply(object("a", "1", 5), true)), (None, like("a", 5)));
         assert_eq!(told(store.apply(object("b", "1", 6), true)), (None, like("b", 6)));
         assert_eq!(packed(), [true, true]);
+        let held = store.get(&ObjectKey::new(None, "b")).expect("it is there");
+        assert_eq!(told(store.apply(object("b", "1", 6), true)), (Some(like("b", 6)), like("b", 6)));
+        assert!(store.get(&held.key).is_some_and(|known| Arc::ptr_eq(&known, &held)), "another list does not pack it again");
         assert_eq!(store.all().iter().map(|object| text(object)).collect::<Vec<_>>(), [like("a", 5), like("b", 6)]);
         assert_eq!(told(store.apply(object("a", "1", 7), false)), (Some(like("a", 5)), like("a", 7)));
         assert!(store.apply(object("b", "1", 5), false).is_none(), "older than what is packed");

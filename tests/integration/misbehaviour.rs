@@ -10,6 +10,7 @@ use berth_tests::{
     component::{gzip, of_version, said_to_be_utf16, slow_to_compile},
     eventually::eventually,
     host::{Flags, Host},
+    process::resident,
     resource::Resource,
     stage::{SOON, Stage, guest, probe},
 };
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 /// How many times the memory of before there may be afterwards: a version more is mapped by then, and allocators keep some of what
 /// they had.
-const FACTOR: f64 = 2.0;
+const FACTOR: u64 = 2;
 
 /// How a misbehaviour shows.
 enum Shows {
@@ -72,13 +73,6 @@ fn claim() -> Value {
     })
 }
 
-/// Resident memory of a process, in bytes.
-fn resident(process: u32) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux says it");
-    line.trim().trim_end_matches(" kB").parse::<f64>().expect("a number") * 1024.0
-}
-
 /// Who holds the Lease, and how often it changed hands.
 async fn lease(cluster: &Cluster) -> (Value, Value) {
     let lease = cluster.get_in(cluster.system(), Resource::LEASE, "berth").await;
@@ -128,7 +122,7 @@ async fn whatever_a_guest_does_only_its_own_object_is_hurt() {
     let stage = Stage::shared().await;
     let mut host = probing(&stage, &[]).await;
     neighbours_are_well(&stage, "before").await;
-    let (held, before) = (lease(&stage.cluster).await, resident(host.id()));
+    let (held, before) = (lease(&stage.cluster).await, resident(host.id()).expect("it runs"));
     let cases = misbehaviours();
     // All at once, and each once: so many more would open the circuit breaker.
     for (number, (word, more, _)) in cases.iter().enumerate() {
@@ -143,11 +137,7 @@ async fn whatever_a_guest_does_only_its_own_object_is_hurt() {
     neighbours_are_well(&stage, "after").await;
     assert!(host.runs());
     assert_eq!(lease(&stage.cluster).await, held, "the Lease is where it was");
-    eventually(SOON, async || match resident(host.id()) {
-        now if now <= before * FACTOR => Ok(()),
-        now => Err(format!("{:.0} MiB, {:.0} before", now / 1_048_576.0, before / 1_048_576.0)),
-    })
-    .await;
+    until_memory_is_back(&host, before, SOON).await;
     let echoed = stage.cluster.list(Resource::PROBE, "").await;
     let echoed = echoed.iter().find(|object| object["spec"]["do"] == "roundtrip").expect("it was created");
     assert_eq!(echoed["status"]["big"], json!(9_007_199_254_740_993_u64), "no digit is lost");
@@ -157,7 +147,7 @@ async fn whatever_a_guest_does_only_its_own_object_is_hurt() {
 async fn a_file_that_is_no_good_plugin_is_refused_and_the_good_version_goes_on() {
     let stage = Stage::shared().await;
     let mut host = probing(&stage, &["--compile-cpu=6s"]).await;
-    let (held, before) = (lease(&stage.cluster).await, resident(host.id()));
+    let (held, before) = (lease(&stage.cluster).await, resident(host.id()).expect("it runs"));
     let good = probe(&claim());
     let files: [(&str, Vec<u8>, &str, &str); 6] = [
         ("zeros", vec![0; 4096], "NotAComponent", "4096 zero bytes"),
@@ -188,9 +178,14 @@ async fn a_file_that_is_no_good_plugin_is_refused_and_the_good_version_goes_on()
     neighbours_are_well(&stage, "at-last").await;
     assert!(host.runs());
     assert_eq!(lease(&stage.cluster).await, held, "the Lease is where it was");
-    eventually(Duration::from_secs(60), async || match resident(host.id()) {
+    until_memory_is_back(&host, before, Duration::from_secs(60)).await;
+}
+
+/// Waits until the host is at most [`FACTOR`] times as large as before.
+async fn until_memory_is_back(host: &Host, before: u64, patience: Duration) {
+    eventually(patience, async || match resident(host.id()).expect("it runs") {
         now if now <= before * FACTOR => Ok(()),
-        now => Err(format!("{:.0} MiB, {:.0} before", now / 1_048_576.0, before / 1_048_576.0)),
+        now => Err(format!("{} MiB, {} before", now >> 20, before >> 20)),
     })
     .await;
 }

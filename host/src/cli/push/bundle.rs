@@ -213,6 +213,8 @@ impl Edits {
 
 #[cfg(test)]
 mod tests {
+    use rand::{RngExt, SeedableRng, rngs::StdRng};
+
     use super::*;
     use crate::{object::Kind, package::Config};
 
@@ -262,13 +264,7 @@ mod tests {
 
     #[test]
     fn what_a_config_map_cannot_hold_is_refused_with_what_to_do() {
-        let mut state = 1_u32;
-        let noise: Vec<u8> = std::iter::repeat_with(|| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            state.to_be_bytes()[0]
-        })
-        .take(CONFIG_MAP + 4096)
-        .collect();
+        let noise: Vec<u8> = StdRng::seed_from_u64(1).random_iter().take(CONFIG_MAP + 4096).collect();
         let refusal = Bundle::new("p", "ns", ("x.wasm".into(), noise.into()), None).map(drop).expect_err("refused");
         assert!(refusal.reason == reason::TOO_LARGE && refusal.message.contains("wasm-opt"), "{refusal}");
     }

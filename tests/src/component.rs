@@ -4,13 +4,14 @@ use std::io::Write;
 
 use flate2::{Compression, write::GzEncoder};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wasm_encoder::Encode;
 
 /// A component beside which lies a core module with a great deal to compile: three functions of 300,000 blocks.
 pub fn slow_to_compile(component: &[u8]) -> Vec<u8> {
     // block; local.get 0; br_if 0; local.get 0; i32.const 7; i32.mul; local.set 0; end
     let block = [0x02, 0x40, 0x20, 0, 0x0d, 0, 0x20, 0, 0x41, 7, 0x6c, 0x21, 0, 0x0b];
-    let body = [vec![0], block.repeat(300_000), vec![0x20, 0, 0x0b]].concat();
-    let function = [leb(body.len()), body].concat();
+    let body: Vec<u8> = [vec![0], block.repeat(300_000), vec![0x20, 0, 0x0b]].concat();
+    let function = encoded(&body[..]);
     let types = section(1, &[1, 0x60, 1, 0x7f, 1, 0x7f]);
     let module = [b"\0asm\x01\0\0\0".to_vec(), types, section(3, &[3, 0, 0, 0]), section(10, &[vec![3], function.repeat(3)].concat())];
     [component.to_vec(), section(1, &module.concat())].concat()
@@ -107,21 +108,16 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn custom(name: &str, content: &[u8]) -> Vec<u8> {
-    section(0, &[&leb(name.len()), name.as_bytes(), content].concat())
+    section(0, &[&encoded(name), content].concat())
 }
 
 fn section(id: u8, content: &[u8]) -> Vec<u8> {
-    [vec![id], leb(content.len()), content.to_vec()].concat()
+    [vec![id], encoded(content)].concat()
 }
 
-fn leb(mut number: usize) -> Vec<u8> {
+/// A number in as many bytes as it takes; bytes with their number before them.
+fn encoded(it: &(impl Encode + ?Sized)) -> Vec<u8> {
     let mut bytes = Vec::new();
-    loop {
-        let low = u8::try_from(number & 0x7f).expect("seven bits");
-        number >>= 7;
-        bytes.push(if number == 0 { low } else { low | 0x80 });
-        if number == 0 {
-            return bytes;
-        }
-    }
+    it.encode(&mut bytes);
+    bytes
 }

@@ -10,6 +10,7 @@ use berth_host::{
     package::reason,
     plugin::{Runtime, RuntimeConfig, limits::HostLimits},
 };
+use wasm_encoder::Encode;
 
 use crate::bench::*;
 
@@ -107,38 +108,38 @@ async fn a_compiler_that_is_killed_is_the_hosts_fault() {
     let config = RuntimeConfig { limits: few(), ..RuntimeConfig::new(BERTH, cache.clone()) };
     let runtime = Runtime::new(config).expect("a runtime");
     let package = package(with_heavy_module(probe(), 300_000), "");
-    let kill = async {
-        while !kill_compiler_of(&cache) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    let prepared = tokio::select! {
+        prepared = runtime.prepare(&package) => prepared,
+        never = kill_compilers_of(&cache) => match never {},
     };
-    let (prepared, ()) = tokio::join!(runtime.prepare(&package), kill);
     let refusal = prepared.err().expect("refused");
     assert_eq!(refusal.reason, reason::HOST_FAILURE, "{refusal}");
     assert!(refusal.message.contains("ended from outside"), "{refusal}");
 }
 
-/// Kills the child that writes into this cache, as the kernel would where memory is short; false where there is none.
-fn kill_compiler_of(cache: &std::path::Path) -> bool {
+/// Kills each child that writes into this cache, as the kernel would where memory is short.
+async fn kill_compilers_of(cache: &std::path::Path) -> std::convert::Infallible {
     let wanted = cache.display().to_string();
-    let processes = fs::read_dir("/proc").expect("Linux").flatten().filter_map(|entry| {
-        let process = entry.file_name().to_str()?.parse::<u32>().ok()?;
-        let line = fs::read(entry.path().join("cmdline")).ok()?;
-        let line = String::from_utf8_lossy(&line).into_owned();
-        (line.contains(berth_host::plugin::compile::VERB) && line.contains(&wanted)).then_some(process)
-    });
-    let mut killed = false;
-    for process in processes {
-        killed |= std::process::Command::new("kill").args(["-KILL", &process.to_string()]).status().is_ok_and(|status| status.success());
+    loop {
+        let processes = fs::read_dir("/proc").expect("Linux").flatten().filter_map(|entry| {
+            let process = entry.file_name().to_str()?.parse::<u32>().ok()?;
+            let line = fs::read(entry.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).into_owned();
+            (line.contains(berth_host::plugin::compile::VERB) && line.contains(&wanted)).then_some(process)
+        });
+        for process in processes {
+            // One that has just ended by itself cannot be killed any more.
+            let _ = std::process::Command::new("kill").args(["-KILL", &process.to_string()]).status();
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    killed
 }
 
 #[tokio::test]
 async fn a_table_or_memories_beyond_the_limit_are_the_components_fault() {
     for (module, words) in [
         // A table of 40,000 functions, and three memories.
-        (section(4, &[vec![1, 0x70, 0], leb(40_000)].concat()), "table"),
+        (section(4, &[vec![1, 0x70, 0], encoded(&40_000_usize)].concat()), "table"),
         (section(5, &[3, 0, 1, 0, 1, 0, 1]), "memor"),
     ] {
         let refusal = refusal(&with_instance(probe(), &module)).await;
@@ -164,7 +165,7 @@ fn with_instance(component: &[u8], sections: &[u8]) -> Vec<u8> {
         }
     }
     let module = [b"\0asm\x01\0\0\0", sections].concat();
-    let instance = [vec![1, 0], leb(modules), vec![0]].concat();
+    let instance = [vec![1, 0], encoded(&modules), vec![0]].concat();
     [component.to_vec(), section(1, &module), section(2, &instance)].concat()
 }
 
@@ -172,24 +173,19 @@ fn with_instance(component: &[u8], sections: &[u8]) -> Vec<u8> {
 fn with_heavy_module(component: &[u8], blocks: usize) -> Vec<u8> {
     // block; local.get 0; br_if 0; local.get 0; i32.const 7; i32.mul; local.set 0; end
     let block = [0x02, 0x40, 0x20, 0, 0x0d, 0, 0x20, 0, 0x41, 7, 0x6c, 0x21, 0, 0x0b];
-    let body = [vec![0], block.repeat(blocks), vec![0x20, 0, 0x0b]].concat();
-    let code = [vec![1], leb(body.len()), body].concat();
+    let body: Vec<u8> = [vec![0], block.repeat(blocks), vec![0x20, 0, 0x0b]].concat();
+    let code = [vec![1], encoded(&body[..])].concat();
     let module = [b"\0asm\x01\0\0\0".to_vec(), section(1, &[1, 0x60, 1, 0x7f, 1, 0x7f]), section(3, &[1, 0]), section(10, &code)].concat();
     [component.to_vec(), section(1, &module)].concat()
 }
 
 fn section(id: u8, content: &[u8]) -> Vec<u8> {
-    [vec![id], leb(content.len()), content.to_vec()].concat()
+    [vec![id], encoded(content)].concat()
 }
 
-fn leb(mut number: usize) -> Vec<u8> {
+/// A number in as many bytes as it takes; bytes with their number before them.
+fn encoded(it: &(impl Encode + ?Sized)) -> Vec<u8> {
     let mut bytes = Vec::new();
-    loop {
-        let low = u8::try_from(number & 0x7f).expect("seven bits");
-        number >>= 7;
-        bytes.push(if number == 0 { low } else { low | 0x80 });
-        if number == 0 {
-            return bytes;
-        }
-    }
+    it.encode(&mut bytes);
+    bytes
 }

@@ -3,7 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, LazyLock, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -17,6 +17,7 @@ use berth_host::{
 };
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
+use tracing::{Dispatch, subscriber::NoSubscriber};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// The binary that compiles.
@@ -238,6 +239,10 @@ impl<'a> MakeWriter<'a> for Written {
 impl Events {
     /// From now on.
     pub fn record() -> Self {
+        // With one subscriber alone, tracing asks the thread that comes to a line first, and where that belongs to another test, which
+        // has none, the line is off for all.
+        static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
+        LazyLock::force(&ANOTHER);
         let written = Written::default();
         let subscriber = tracing_subscriber::fmt().json().with_max_level(tracing::Level::TRACE).with_writer(written.clone()).finish();
         Self { written, _guard: tracing::subscriber::set_default(subscriber) }

@@ -5,7 +5,8 @@
 //! or absent: it is written under another name first. The total size is bounded; what was unused longest goes first.
 //!
 //! # Caveats
-//! The checksum finds damage and careless hands. Against somebody who can write as this user there is no defence here, or anywhere.
+//! The checksum finds damage and careless hands. A file that nobody has written to since it was compared is not read again. Against
+//! somebody who can write as this user there is no defence here, or anywhere.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -16,6 +17,7 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    sync::Mutex,
     time::{Duration, SystemTime},
 };
 
@@ -81,7 +83,7 @@ impl Cache {
         let sum = fs::read_to_string(self.path(digest, CHECKSUM)).context("it has no checksum")?.trim().to_owned();
         // Marks the use, for the order in which files go; a failure costs at most a compilation.
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
-        Ok(Some(Artefact { file, path: path.to_owned(), sum }))
+        Ok(Some(Artefact { file, path: path.to_owned(), sum, checked: Mutex::default() }))
     }
 
     /// Where a compiler may write before [`Self::store`].
@@ -152,7 +154,12 @@ pub struct Artefact {
     /// Where it was, for messages.
     path: PathBuf,
     sum: String,
+    /// What the file was like when its checksum was last found to match.
+    checked: Mutex<Option<Stamp>>,
 }
+
+/// When a file was last changed in any way, in seconds and nanoseconds, and its size. Whoever writes to it cannot set this time.
+type Stamp = (i64, i64, u64);
 
 impl Artefact {
     /// Maps it.
@@ -164,9 +171,16 @@ impl Artefact {
     }
 
     fn checked(&self, engine: &Engine) -> Result<Component> {
-        let mut file = &self.file;
-        file.rewind()?;
-        ensure!(checksum(&mut file)? == self.sum, "its checksum does not match");
+        // Taken before it is read: what is written meanwhile is found the next time.
+        let metadata = self.file.metadata()?;
+        let stamp = (metadata.ctime(), metadata.ctime_nsec(), metadata.len());
+        let mut checked = self.checked.lock().expect("no panic while the lock is held");
+        if *checked != Some(stamp) {
+            let mut file = &self.file;
+            file.rewind()?;
+            ensure!(checksum(&mut file)? == self.sum, "its checksum does not match");
+            *checked = Some(stamp);
+        }
         // By its descriptor, not by its name: what was checked is what is mapped.
         Ok(mapped::component(engine, Path::new(&format!("/proc/self/fd/{}", self.file.as_raw_fd())))?)
     }
@@ -238,6 +252,25 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let (one, other) = (cache(directory.path()), cache(directory.path()));
         assert_ne!(one.unfinished().path(), other.unfinished().path());
+    }
+
+    #[test]
+    fn what_is_written_to_after_it_was_checked_is_checked_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let engine = engine::for_compiling(false).expect("an engine");
+        let (cache, digest) = (cache(directory.path()), Digest::of(b"a"));
+        store(&cache, &digest, b"no machine code");
+        let artefact = cache.load(&digest).expect("as it was stored").expect("there");
+        let refused = || format!("{:#}", artefact.map(&engine).err().expect("refused"));
+        for _ in 0..2 {
+            assert!(!refused().contains("checksum"), "{}", refused());
+        }
+        // As exact as the clock of file systems is.
+        std::thread::sleep(Duration::from_millis(20));
+        fs::write(cache.path(&digest, ARTEFACT), b"no machine Code").expect("mine");
+        for _ in 0..2 {
+            assert!(refused().contains("its checksum does not match"), "{}", refused());
+        }
     }
 
     #[test]

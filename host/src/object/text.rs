@@ -1,11 +1,21 @@
 //! The text of an object, which is most of what an informer holds: whole while it is used, packed while the object rests.
 //!
-//! LZ4 takes microseconds for an object of the usual size. Alone, such a text is too short to repeat itself much; but objects of a kind
-//! have their fields in common, so each is packed as if it came after one of them, the [`Model`].
+//! Packing takes microseconds for an object of the usual size. Alone, such a text is too short to repeat itself much; but objects of a
+//! kind have their fields in common, so each is packed as if it came after one of them, the [`Model`].
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex},
+};
 
-use lz4_flex::block::{compress_with_dict, decompress_with_dict};
+use zstd::zstd_safe::{CCtx, DCtx, compress_bound};
+
+/// Level of zstd: a higher one takes three times as long for a twentieth less.
+const LEVEL: i32 = 1;
+/// Contexts of each sort that are kept for the next text; they take some hundred KiB, and to make one takes longer than to use it.
+const SPARE: usize = 2;
+static PACKERS: Mutex<Vec<CCtx<'static>>> = Mutex::new(Vec::new());
+static UNPACKERS: Mutex<Vec<DCtx<'static>>> = Mutex::new(Vec::new());
 
 /// What is taken of the beginning of a model, and as much of its end: enough for the fields of most kinds.
 const EDGE: usize = 2 << 10;
@@ -42,7 +52,9 @@ impl Text {
         match &self.0 {
             Form::Whole(text) => Cow::Borrowed(text),
             Form::Packed { bytes, length, model } => {
-                let text = decompress_with_dict(bytes, *length, &model.0).expect("it was packed with this model");
+                let mut text = Vec::with_capacity(*length);
+                let unpacked = with(&UNPACKERS, DCtx::create, |context| context.decompress_using_dict(&mut text, bytes, &model.0));
+                unpacked.expect("it was packed with this model");
                 Cow::Owned(String::from_utf8(text).expect("it was a text"))
             }
         }
@@ -69,8 +81,10 @@ impl Text {
     /// The same text, packed.
     pub fn pack(&self, model: &Model) -> Self {
         let text = self.read();
-        let bytes = compress_with_dict(text.as_bytes(), &model.0).into();
-        Self(Form::Packed { bytes, length: text.len(), model: model.clone() })
+        let mut bytes = Vec::with_capacity(compress_bound(text.len()));
+        let packed = with(&PACKERS, CCtx::create, |context| context.compress_using_dict(&mut bytes, text.as_bytes(), &model.0, LEVEL));
+        packed.expect("there is room for the worst case");
+        Self(Form::Packed { bytes: bytes.into(), length: text.len(), model: model.clone() })
     }
 
     /// The same text, whole.
@@ -86,6 +100,19 @@ impl<T: Into<Arc<str>>> From<T> for Text {
     fn from(text: T) -> Self {
         Self(Form::Whole(text.into()))
     }
+}
+
+/// Does something with a context that was kept, or else with a new one.
+fn with<C, R>(spare: &Mutex<Vec<C>>, new: fn() -> C, work: impl FnOnce(&mut C) -> R) -> R {
+    let spare = || spare.lock().expect("no panic while the lock is held");
+    let kept = spare().pop();
+    let mut context = kept.unwrap_or_else(new);
+    let result = work(&mut context);
+    let mut spare = spare();
+    if spare.len() < SPARE {
+        spare.push(context);
+    }
+    result
 }
 
 #[cfg(test)]

@@ -15,11 +15,11 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use futures::TryStreamExt;
+use http::{HeaderValue, header::ACCEPT_ENCODING};
 use kube::{
     Client,
     core::{
-        WatchEvent,
+        Status, WatchEvent,
         params::{ListParams, WatchParams},
         request::Request,
     },
@@ -31,6 +31,7 @@ use tokio::time::Instant;
 pub use self::store::{Health, Store};
 use crate::{memory, object::Object};
 
+mod lines;
 mod store;
 
 /// Objects of a page of a list, where they are of the usual size: a page of large ones is a few megabytes, and two are held at a time.
@@ -249,23 +250,28 @@ impl Informer {
             ..WatchParams::default()
         };
         let deadline = Instant::now() + timeout + SILENCE;
-        let request =
+        let mut request =
             Request::new(&self.target.path).watch(&params, at).map_err(|error| self.failed("watch", kube::Error::BuildRequest(error)))?;
-        let events = tokio::time::timeout(REQUEST, self.client.request_events::<Box<RawValue>>(request))
+        // Servers would pack each event by itself.
+        request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        // Not as kube's events: each watch would hold 8 KiB for the next event, or as much as the largest one took.
+        let stream = tokio::time::timeout(REQUEST, self.client.request_stream(request))
             .await
             .map_err(|_| Ended::Silent(REQUEST))?
             .map_err(|error| self.failed("watch", error))?;
-        let mut events = std::pin::pin!(events);
+        let mut stream = std::pin::pin!(stream);
         if !*mute {
             self.store.contact();
         }
         loop {
-            let event = tokio::time::timeout_at(deadline, events.try_next()).await.map_err(|_| Ended::Mute(timeout + SILENCE))?;
-            let event = event.map_err(|error| self.failed("watch", error))?;
+            let line = tokio::time::timeout_at(deadline, lines::next(&mut stream)).await.map_err(|_| Ended::Mute(timeout + SILENCE))?;
+            let line = line.map_err(|error| self.failed("watch", kube::Error::ReadEvents(error)))?;
             // Also its end, which the server was asked for.
             *mute = false;
             self.store.contact();
-            let Some(event) = event else { return Ok(()) };
+            let Some(line) = line else { return Ok(()) };
+            let event = self.event(&line)?;
+            drop(line);
             match event {
                 WatchEvent::Added(raw) | WatchEvent::Modified(raw) => {
                     let Some(object) = self.parse(raw.get()) else { continue };
@@ -286,6 +292,13 @@ impl Informer {
                 WatchEvent::Error(status) => return Err(self.failed("watch", kube::Error::Api(status))),
             }
         }
+    }
+
+    fn event(&self, line: &[u8]) -> Result<WatchEvent<Box<RawValue>>, Ended> {
+        serde_json::from_slice(line).map_err(|source| match serde_json::from_slice::<Status>(line) {
+            Ok(status) => self.failed("watch", kube::Error::Api(status.boxed())),
+            Err(_) => Ended::Malformed { verb: "watch", path: self.target.path.clone(), source },
+        })
     }
 
     /// An object that cannot be read is left out, and nothing else.

@@ -102,15 +102,17 @@ pub struct Reporter {
 impl Reporter {
     /// Reports until it is dropped, or until leadership or loader are gone.
     pub async fn run(self, leadership: Leadership) {
-        let store = Arc::new(Store::default());
+        let store = Arc::new(Store::packing());
         let changed = Arc::new(Notify::new());
         let path = plugin_kind().collection_path(Some(&self.namespace));
         let target = Target { path, label_selector: None, watch_timeout: self.watch_timeout, page: crate::watch::PAGE };
         let written = Arc::new(Written::default());
         let (notify, known) = (changed.clone(), written.clone());
         let informer = crate::watch::run(self.client.clone(), target, store.clone(), move |change| {
-            if let Change::Deleted(object) = &change {
-                known.forget(object);
+            match &change {
+                Change::Applied { new, .. } => known.shown(new),
+                Change::Deleted(object) => known.forget(object),
+                Change::Synced => {}
             }
             // A list of many objects is one reason to look, not many.
             if !matches!(change, Change::Applied { listed: true, .. }) {
@@ -148,6 +150,14 @@ struct Written(Mutex<BTreeMap<ObjectKey, Arc<Object>>>);
 impl Written {
     fn note(&self, object: Object) {
         self.0.lock().expect("no panic while the lock is held").insert(object.key.clone(), Arc::new(object));
+    }
+
+    /// The watch is where the write is, or further.
+    fn shown(&self, object: &Object) {
+        let mut objects = self.0.lock().expect("no panic while the lock is held");
+        if objects.get(&object.key).is_some_and(|written| !written.newer_than(object)) {
+            objects.remove(&object.key);
+        }
     }
 
     fn forget(&self, gone: &Object) {
@@ -436,6 +446,11 @@ mod tests {
         written.forget(&object("another", 4));
         assert_eq!(latest(None).as_deref(), Some("5"));
         written.forget(&object("1", 7));
+        assert_eq!(latest(None), None);
+        written.note(object("2", 9));
+        written.shown(&object("2", 8));
+        assert_eq!(latest(None).as_deref(), Some("9"));
+        written.shown(&object("2", 9));
         assert_eq!(latest(None), None);
     }
 

@@ -14,6 +14,8 @@ use crate::{
 const KIND: Resource = Resource::EMAIL;
 /// How many times each object is looked at while it is measured.
 const ROUNDS: u32 = 3;
+/// How long a system is watched at least that looks at nothing.
+const QUIET: Duration = Duration::from_secs(20);
 
 pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
@@ -24,7 +26,7 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
         let mut costs = BTreeMap::new();
         // kopf has no resync.
         for system in [System::Berth, System::KubeRs, System::ControllerRuntime] {
-            let cost = cost_of_a_look(&bed, system, count, Duration::from_secs(period)).await?;
+            let cost = cost_of_a_look(&bed, system, count, Duration::from_secs(period), ROUNDS).await?;
             eprintln!("P10: {system:>18}: {count} objects: {:.1} µs a look", cost * 1e6);
             costs.insert(system, vec![cost * 1e6]);
         }
@@ -35,11 +37,12 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// CPU seconds for each time that an object is looked at.
-pub async fn cost_of_a_look(bed: &Bed, system: System, count: u32, period: Duration) -> anyhow::Result<f64> {
-    let idle = spent(bed, system, Duration::from_secs(3600), period).await?;
-    let busy = spent(bed, system, period, period * ROUNDS).await?;
-    Ok((busy.as_secs_f64() - idle.as_secs_f64() * f64::from(ROUNDS)) / f64::from(count * ROUNDS))
+/// CPU seconds for each time that an object is looked at, of so many times for each object.
+pub async fn cost_of_a_look(bed: &Bed, system: System, count: u32, period: Duration, rounds: u32) -> anyhow::Result<f64> {
+    let (quiet, time) = (period.max(QUIET), period * rounds);
+    let idle = spent(bed, system, Duration::from_secs(3600), quiet).await?.div_duration_f64(quiet);
+    let busy = spent(bed, system, period, time).await?;
+    Ok((busy.as_secs_f64() - idle * time.as_secs_f64()) / f64::from(count * rounds))
 }
 
 /// CPU of a system that has listed everything, over some time.

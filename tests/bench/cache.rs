@@ -65,10 +65,10 @@ pub async fn measure() -> anyhow::Result<Vec<Figure>> {
 /// Memory of a system that has listed everything, and how long that took.
 pub async fn at_rest(bed: &Bed, system: System) -> anyhow::Result<(Memory, Duration)> {
     let started = Instant::now();
-    let mut operator = Operator::synced(bed, system, &Work::of(KIND)).await?;
+    let operator = Operator::synced(bed, system, &Work::of(KIND)).await?;
     let time = started.elapsed();
     tokio::time::sleep(QUIET).await;
     let memory = operator.memory()?;
-    operator.kill();
+    operator.end().await?;
     Ok((memory, time))
 }

@@ -47,12 +47,13 @@ pub async fn cost_of_a_look(bed: &Bed, system: System, count: u32, period: Durat
 
 /// CPU of a system that has listed everything, over some time.
 async fn spent(bed: &Bed, system: System, resync: Duration, time: Duration) -> anyhow::Result<Duration> {
-    let mut operator = Operator::synced(bed, system, &Work { resync, ..Work::of(KIND) }).await?;
+    let operator = Operator::synced(bed, system, &Work { resync, ..Work::of(KIND) }).await?;
     // Past what a start costs.
     tokio::time::sleep(Duration::from_secs(8)).await;
     let before = operator.cpu()?;
     tokio::time::sleep(time).await;
     let spent = operator.cpu()? - before;
-    operator.kill();
+    // Not killed: the next one would have to wait for its Lease, and would look at everything for the first time while it is measured.
+    operator.end().await?;
     Ok(spent)
 }

@@ -20,14 +20,11 @@ pub(super) async fn next(stream: &mut Pin<&mut impl AsyncBufRead>) -> io::Result
 }
 
 /// Whether the other side has closed the connection before the end of its answer: that of a watch has none.
-fn is_cut_off(error: &io::Error) -> bool {
-    let mut cause = error.get_ref().map(|inner| inner as &(dyn Error + 'static));
-    let mut cut_off = error.kind() == io::ErrorKind::UnexpectedEof;
-    while let Some(inner) = cause.filter(|_| !cut_off) {
-        cut_off = inner.downcast_ref::<io::Error>().is_some_and(is_cut_off);
-        cause = inner.source();
-    }
-    cut_off
+fn is_cut_off(error: &(dyn Error + 'static)) -> bool {
+    let io = error.downcast_ref::<io::Error>();
+    // What an I/O error wraps is not its source, but has one.
+    let inner = io.and_then(io::Error::get_ref).map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source());
+    io.is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof) || inner.is_some_and(is_cut_off)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use futures::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use tracing::{Dispatch, subscriber::NoSubscriber};
 use tracing_subscriber::fmt::MakeWriter;
+use wasm_encoder::Encode;
 
 /// The binary that compiles.
 pub const BERTH: &str = env!("CARGO_BIN_EXE_berth");
@@ -46,9 +47,19 @@ pub fn claiming(claim: &Value) -> Vec<u8> {
 
 /// The same behaviour under another digest: a custom section at the end.
 pub fn relabelled(component: &[u8], name: &str) -> Vec<u8> {
-    let length = u8::try_from(name.len()).expect("a short name");
-    assert!(length < 0x7f);
-    [component, &[0, length + 1, length], name.as_bytes()].concat()
+    [component, &section(0, &encoded(name))].concat()
+}
+
+/// A section of a component or of a core module.
+pub fn section(id: u8, content: &[u8]) -> Vec<u8> {
+    [vec![id], encoded(content)].concat()
+}
+
+/// A number in as many bytes as it takes; bytes with their number before them.
+pub fn encoded(it: &(impl Encode + ?Sized)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    it.encode(&mut bytes);
+    bytes
 }
 
 /// Bytes with every `from` replaced by `to`, of the same length so that no size in the component changes.

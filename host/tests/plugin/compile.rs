@@ -10,7 +10,6 @@ use berth_host::{
     package::reason,
     plugin::{Runtime, RuntimeConfig, limits::HostLimits},
 };
-use wasm_encoder::Encode;
 
 use crate::bench::*;
 
@@ -177,15 +176,4 @@ fn with_heavy_module(component: &[u8], blocks: usize) -> Vec<u8> {
     let code = [vec![1], encoded(&body[..])].concat();
     let module = [b"\0asm\x01\0\0\0".to_vec(), section(1, &[1, 0x60, 1, 0x7f, 1, 0x7f]), section(3, &[1, 0]), section(10, &code)].concat();
     [component.to_vec(), section(1, &module)].concat()
-}
-
-fn section(id: u8, content: &[u8]) -> Vec<u8> {
-    [vec![id], encoded(content)].concat()
-}
-
-/// A number in as many bytes as it takes; bytes with their number before them.
-fn encoded(it: &(impl Encode + ?Sized)) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    it.encode(&mut bytes);
-    bytes
 }

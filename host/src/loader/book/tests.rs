@@ -109,11 +109,17 @@ fn host_failure() -> Finished {
     Err(Refused { digest: None, refusal: Refusal::new(reason::HOST_FAILURE, "The disk is full.") })
 }
 
-/// A book in which version 2 is on trial after version 1, and its trial.
-fn on_trial(facts: &Facts) -> (Book, Arc<Trial>) {
+/// A book in which version 1 serves.
+fn serving(facts: &Facts) -> Book {
     let mut book = Book::default();
     book.load("p", 1, Ok(version("1")));
     versions(&mut book, facts);
+    book
+}
+
+/// A book in which version 2 is on trial after version 1, and its trial.
+fn on_trial(facts: &Facts) -> (Book, Arc<Trial>) {
+    let mut book = serving(facts);
     book.load("p", 2, Ok(version("2")));
     let trial = trial(&versions(&mut book, facts)).expect("on trial");
     (book, trial)

@@ -113,9 +113,8 @@ fn a_pause_holds_as_soon_as_it_is_read_and_for_as_long_as_nothing_else_is_said()
 
 #[test]
 fn a_plugin_that_is_gone_for_long_is_forgotten() {
-    let (mut book, facts) = (Book::default(), facts());
-    book.load("p", 1, Ok(version("1")));
-    versions(&mut book, &facts);
+    let facts = facts();
+    let mut book = serving(&facts);
     book.keep(kept("1", Some("2")));
     book.withdraw(MAP, "p");
     book.lose("uid of kept 1");

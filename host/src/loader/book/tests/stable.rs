@@ -74,9 +74,8 @@ fn a_kept_version_that_is_the_delivered_one_or_cannot_be_loaded_or_is_of_another
 
 #[test]
 fn a_standby_follows_what_the_leader_has_kept() {
-    let (mut book, facts) = (Book::default(), facts());
-    book.load("p", 1, Ok(version("1")));
-    versions(&mut book, &facts);
+    let facts = facts();
+    let mut book = serving(&facts);
     book.load("p", 2, Ok(version("2")));
     assert!(versions(&mut book, &facts).candidate.is_some());
     book.keep(kept("2", None));
@@ -165,9 +164,8 @@ fn a_kept_version_serves_while_the_delivered_one_takes_long_to_load() {
 
 #[test]
 fn where_two_hosts_differ_on_the_stable_version_what_was_kept_counts() {
-    let (mut book, facts) = (Book::default(), facts());
-    book.load("p", 1, Ok(version("1")));
-    versions(&mut book, &facts);
+    let facts = facts();
+    let mut book = serving(&facts);
     book.keep(kept("1", None));
     // The leader has seen version 2 pass before this one has loaded it, and a third is delivered.
     book.load("p", 3, Ok(version("3")));

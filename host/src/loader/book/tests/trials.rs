@@ -20,11 +20,8 @@ fn a_version_that_follows_a_good_one_is_on_trial_until_it_is_judged() {
 
 #[test]
 fn a_version_that_failed_its_trial_is_not_tried_again_and_another_one_is() {
-    let (mut book, facts) = (Book::default(), facts());
-    book.load("p", 1, Ok(version("1")));
-    versions(&mut book, &facts);
-    book.load("p", 2, Ok(version("2")));
-    versions(&mut book, &facts);
+    let facts = facts();
+    let (mut book, _) = on_trial(&facts);
     book.judge(judged("2", Judgement::Failed("it trapped".into())));
     for number in 3..5 {
         assert_eq!((book.serving(&facts), book.reason("p", &facts)), (code("p", "1"), Some(reason::ROLLED_BACK)));
@@ -37,10 +34,9 @@ fn a_version_that_failed_its_trial_is_not_tried_again_and_another_one_is() {
 
 #[test]
 fn a_version_of_another_api_version_takes_over_without_a_trial() {
-    let (mut book, mut facts) = (Book::default(), facts());
+    let mut facts = facts();
     serve_v0(&mut facts);
-    book.load("p", 1, Ok(version("1")));
-    versions(&mut book, &facts);
+    let mut book = serving(&facts);
     book.load("p", 2, Ok(of_v0("2")));
     assert!(versions(&mut book, &facts).candidate.is_none());
     assert_eq!(book.serving(&facts), code("p", "2"));
@@ -67,9 +63,8 @@ fn a_trial_goes_on_while_a_later_version_is_loaded_and_after_that_is_refused() {
 
 #[test]
 fn a_version_that_never_served_does_not_begin_to_after_a_later_one_was_delivered() {
-    let (mut book, mut facts) = (Book::default(), facts());
-    book.load("p", 1, Ok(version("1")));
-    versions(&mut book, &facts);
+    let mut facts = facts();
+    let mut book = serving(&facts);
     book.load("p", 2, Ok(of_v0("2")));
     assert_eq!(book.reason("p", &facts), Some(reason::VERSION_NOT_SERVED));
     book.load("p", 3, refused("3"));
@@ -79,9 +74,8 @@ fn a_version_that_never_served_does_not_begin_to_after_a_later_one_was_delivered
 
 #[test]
 fn what_differs_in_its_pause_alone_needs_no_trial() {
-    let (mut book, facts) = (Book::default(), facts());
-    book.load("p", 1, Ok(version("1")));
-    versions(&mut book, &facts);
+    let facts = facts();
+    let mut book = serving(&facts);
     let Loaded { version: Version { digest, .. }, .. } = *version("1");
     let paused = Loaded {
         version: Version { digest, config_hash: "paused".into() },
@@ -98,11 +92,8 @@ fn what_differs_in_its_pause_alone_needs_no_trial() {
 #[test]
 fn a_plugin_that_is_withdrawn_and_comes_back_has_its_good_version_and_its_quarantine() {
     for (uid, is_collected_first) in [("uid of p", false), ("another uid", false), ("another uid", true)] {
-        let (mut book, facts) = (Book::default(), facts());
-        book.load("p", 1, Ok(version("1")));
-        versions(&mut book, &facts);
-        book.load("p", 2, Ok(version("2")));
-        versions(&mut book, &facts);
+        let facts = facts();
+        let (mut book, _) = on_trial(&facts);
         book.judge(judged("2", Judgement::Failed("it trapped".into())));
         book.keep(kept("1", Some("2")));
         assert_eq!(book.serving(&facts), code("p", "1"));

@@ -22,8 +22,8 @@ enum Format {
     Json,
 }
 
-/// kube's client reports each request that fails as an error of its own, beside the line of whoever sent it, who knows whether it is
-/// one. To see these lines, name the target in the filter.
+/// kube's own stack, by which `berth dev` reaches its control plane, reports each request that fails as an error of its own, beside the
+/// line of whoever sent it, who knows whether it is one. To see these lines, name the target in the filter.
 const NOT_OURS: &str = "kube_client::client::builder=off";
 
 impl LogArgs {

@@ -265,7 +265,14 @@ impl Informer {
         }
         loop {
             let line = tokio::time::timeout_at(deadline, lines::next(&mut stream)).await.map_err(|_| Ended::Mute(timeout + SILENCE))?;
-            let line = line.map_err(|error| self.failed("watch", kube::Error::ReadEvents(error)))?;
+            let line = match line {
+                Ok(line) => line,
+                // What is wrong with the server, if anything is, shows when the watch is opened again where it broke off.
+                Err(error) => {
+                    tracing::debug!(path = self.target.path, %error, "a watch was cut off");
+                    return Ok(());
+                }
+            };
             // Also its end, which the server was asked for.
             *mute = false;
             self.store.contact();

@@ -7,6 +7,8 @@
 mod children;
 /// Objects that wait: circuit breaker and pause, and what the `Plugin` object says of it.
 mod circuit;
+
+mod connections;
 /// Private authorities and credentials of allowed hosts.
 mod credentials;
 /// The life of a CustomResourceDefinition beside its plugin.

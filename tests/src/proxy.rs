@@ -9,7 +9,8 @@
 //! A request reaches the API server at most once. A rule acts on exactly `times` requests. The newest rule that matches acts, alone.
 //!
 //! # Caveats
-//! The client's side is plain HTTP/1, so clients need a token rather than a certificate.
+//! It ends the client's TLS, so clients need a token rather than a certificate. What closes a connection closes of HTTP/2, which watches
+//! come by, the stream.
 
 mod record;
 mod rule;
@@ -36,6 +37,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use k8s_openapi::ByteString;
 use kube::client::ConfigExt;
 
 pub use record::{Entry, Outcome, Seen, Verb};
@@ -46,7 +48,8 @@ pub use watches::Watches;
 
 use crate::{
     behaviour::problem,
-    server::{HangUp, Server, hang_up},
+    server::{HangUp, Server, Tls, hang_up},
+    tls::Authority,
 };
 
 /// More than the API server takes.
@@ -65,6 +68,8 @@ pub enum Credential<'c> {
 #[derive(Debug)]
 pub struct Proxy {
     server: Server,
+    /// Whom clients have to trust; none where the proxy speaks plain HTTP.
+    authority: Option<Authority>,
     inner: Arc<Inner>,
 }
 
@@ -80,32 +85,48 @@ struct Inner {
 }
 
 impl Proxy {
-    /// A proxy on a free port of 127.0.0.1 for the API server of `upstream`, of which it takes the URL and the CA, not the identity.
+    /// A proxy on a free port of 127.0.0.1 for the API server of `upstream`, of which it takes the URL and the CA, not the identity. It
+    /// speaks what an API server does: HTTP/1.1 and HTTP/2 within TLS.
     pub async fn start(upstream: &kube::Config) -> anyhow::Result<Self> {
-        Self::before(upstream, false).await
+        Self::taking(upstream, 100).await
+    }
+
+    /// One that takes so many requests at a time on one connection of HTTP/2.
+    pub async fn taking(upstream: &kube::Config, streams: u32) -> anyhow::Result<Self> {
+        Self::before(upstream, Some((&["h2", "http/1.1"], streams))).await
+    }
+
+    /// One that does not know HTTP/2.
+    pub async fn without_http2(upstream: &kube::Config) -> anyhow::Result<Self> {
+        Self::before(upstream, Some((&["http/1.1"], 0))).await
     }
 
     /// A proxy for a back end that speaks plain HTTP, which sees by the header `Host` how it was called.
     pub async fn of_back_end(address: SocketAddr) -> anyhow::Result<Self> {
         let url = format!("http://{address}").parse().context("an address makes a URL")?;
-        Self::before(&kube::Config::new(url), true).await
+        Self::before(&kube::Config::new(url), None).await
     }
 
-    async fn before(upstream: &kube::Config, keeps_host: bool) -> anyhow::Result<Self> {
+    /// With the protocols within TLS, if it speaks TLS, and the requests at a time.
+    async fn before(upstream: &kube::Config, tls: Option<(&[&str], u32)>) -> anyhow::Result<Self> {
         let mut anonymous = upstream.clone();
         anonymous.auth_info = kube::config::AuthInfo::default();
         let connector = anonymous.rustls_https_connector().context("preparing TLS to the server")?;
         let inner = Arc::new(Inner {
             upstream: upstream.cluster_url.clone(),
-            keeps_host,
+            keeps_host: tls.is_none(),
             client: Client::builder(TokioExecutor::new()).build(connector),
             rules: Rules::default(),
             entries: Mutex::default(),
             open: Open::default(),
         });
         let router = Router::new().fallback(pass).with_state(inner.clone());
-        let server = Server::start(([127, 0, 0, 1], 0).into(), router).await.context("listening on 127.0.0.1")?;
-        Ok(Self { server, inner })
+        let authority = tls.is_some().then(Authority::new);
+        let serving =
+            |(authority, (protocols, streams)): (&Authority, _)| Tls { acceptor: authority.serving(&["127.0.0.1"], protocols), streams };
+        let tls = authority.as_ref().zip(tls).map(serving);
+        let server = Server::behind(tls, ([127, 0, 0, 1], 0).into(), router).await.context("listening on 127.0.0.1")?;
+        Ok(Self { server, authority, inner })
     }
 
     /// Where it listens.
@@ -113,16 +134,17 @@ impl Proxy {
         self.server.addr()
     }
 
-    /// `http://ADDRESS`.
+    /// `http://ADDRESS` or `https://ADDRESS`.
     pub fn url(&self) -> String {
-        format!("http://{}", self.addr())
+        let scheme = if self.authority.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.addr())
     }
 
     /// The identity of `base`, through the proxy.
     pub fn config(&self, base: &kube::Config) -> kube::Config {
         let mut config = base.clone();
         config.cluster_url = self.url().parse().expect("an address makes a URL");
-        config.root_cert = None;
+        config.root_cert = self.authority.as_ref().map(|authority| vec![authority.der()]);
         config.root_cert_file = None;
         config.tls_server_name = None;
         config.auth_info.client_certificate = None;
@@ -139,9 +161,10 @@ impl Proxy {
             Credential::Token(token) => serde_json::json!({"token": token}),
             Credential::File(file) => serde_json::json!({"tokenFile": file}),
         };
+        let authority = self.authority.as_ref().map(|authority| ByteString(authority.pem().into_bytes()));
         let text = serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
-            "clusters": [{"name": "proxy", "cluster": {"server": self.url()}}],
+            "clusters": [{"name": "proxy", "cluster": {"server": self.url(), "certificate-authority-data": authority}}],
             "users": [{"name": "user", "user": user}],
             "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "user"}}],
         });
@@ -177,6 +200,11 @@ impl Proxy {
     /// How many connections were accepted so far.
     pub fn accepted(&self) -> usize {
         self.server.accepted()
+    }
+
+    /// From now on nothing comes by the connections that are open, as where a network has lost them. New ones work.
+    pub fn fall_silent(&self) {
+        self.server.fall_silent();
     }
 
     /// Refuses connections and closes those that are open.

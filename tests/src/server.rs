@@ -1,4 +1,5 @@
-//! An HTTP/1 server that can hang up instead of answering, and refuse connections for a while on an address that stays its own.
+//! A server of HTTP/1.1 and, within TLS, HTTP/2, that can hang up instead of answering, fall silent, and refuse connections for a while
+//! on an address that stays its own.
 
 use std::{
     io,
@@ -10,20 +11,30 @@ use std::{
 };
 
 use axum::{Router, response::Response};
-use hyper::{server::conn::http1, service::service_fn};
+use hyper::{
+    server::conn::{http1, http2},
+    service::service_fn,
+};
 use hyper_util::{
-    rt::{TokioIo, TokioTimer},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket},
+    sync::watch,
     task::{JoinHandle, JoinSet},
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// As an extension of a response: close the connection instead of sending it.
+/// As an extension of a response: close the connection instead of sending it; of an HTTP/2 connection, the stream.
 #[derive(Clone, Copy, Debug)]
 pub struct HangUp;
+
+/// As an extension of a request: which connection it came by, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection(pub usize);
 
 /// A response that is never sent: the connection is closed.
 pub fn hang_up() -> Response {
@@ -50,9 +61,33 @@ pub struct Server {
     addr: SocketAddr,
     /// Bound but never listening: keeps the port while the server is down, so that connections to it are refused.
     _reservation: TcpSocket,
-    router: Router,
-    accepted: Arc<AtomicUsize>,
+    face: Face,
     running: Mutex<Option<Running>>,
+}
+
+/// How a server speaks TLS, and HTTP/2 within it.
+#[derive(Clone)]
+pub struct Tls {
+    /// Its certificate and protocols.
+    pub acceptor: TlsAcceptor,
+    /// How many requests it takes at a time on one connection of HTTP/2.
+    pub streams: u32,
+}
+
+/// What every connection is served by.
+#[derive(Clone)]
+struct Face {
+    router: Router,
+    tls: Option<Tls>,
+    accepted: Arc<AtomicUsize>,
+    /// The connections before this one are silent.
+    silent_before: watch::Sender<usize>,
+}
+
+impl std::fmt::Debug for Face {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Face").field("accepted", &self.accepted).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -64,14 +99,14 @@ struct Running {
 impl Server {
     /// Listens on `listen` (port 0 for any) and serves `router`.
     pub async fn start(listen: SocketAddr, router: Router) -> io::Result<Self> {
+        Self::behind(None, listen, router).await
+    }
+
+    /// The same within TLS, if there is any.
+    pub async fn behind(tls: Option<Tls>, listen: SocketAddr, router: Router) -> io::Result<Self> {
         let reservation = bind(listen)?;
-        let server = Self {
-            addr: reservation.local_addr()?,
-            _reservation: reservation,
-            router,
-            accepted: Arc::default(),
-            running: Mutex::default(),
-        };
+        let face = Face { router, tls, accepted: Arc::default(), silent_before: watch::Sender::new(0) };
+        let server = Self { addr: reservation.local_addr()?, _reservation: reservation, face, running: Mutex::default() };
         server.up()?;
         Ok(server)
     }
@@ -83,7 +118,12 @@ impl Server {
 
     /// How many connections were accepted so far.
     pub fn accepted(&self) -> usize {
-        self.accepted.load(Ordering::Relaxed)
+        self.face.accepted.load(Ordering::Relaxed)
+    }
+
+    /// From now on nothing comes by the connections that are open, and nothing is read from them, as where a network has lost them.
+    pub fn fall_silent(&self) {
+        self.face.silent_before.send_replace(self.accepted());
     }
 
     /// Closes every connection and refuses new ones.
@@ -101,7 +141,7 @@ impl Server {
         if running.is_none() {
             let listener = bind(self.addr)?.listen(1024)?;
             let stop = CancellationToken::new();
-            let task = tokio::spawn(accept(listener, self.router.clone(), self.accepted.clone(), stop.clone()));
+            let task = tokio::spawn(accept(listener, self.face.clone(), stop.clone()));
             *running = Some(Running { stop, task });
         }
         Ok(())
@@ -124,7 +164,7 @@ fn bind(addr: SocketAddr) -> io::Result<TcpSocket> {
 }
 
 /// Accepts until told to stop; then its connections end with it.
-async fn accept(listener: TcpListener, router: Router, accepted: Arc<AtomicUsize>, stop: CancellationToken) {
+async fn accept(listener: TcpListener, face: Face, stop: CancellationToken) {
     let mut connections = JoinSet::new();
     loop {
         let stream = tokio::select! {
@@ -132,20 +172,48 @@ async fn accept(listener: TcpListener, router: Router, accepted: Arc<AtomicUsize
             Some(_) = connections.join_next() => continue,
             Ok((stream, _)) = listener.accept() => stream,
         };
-        accepted.fetch_add(1, Ordering::Relaxed);
+        let number = face.accepted.fetch_add(1, Ordering::Relaxed);
         stream.set_nodelay(true).ok();
-        let service = TowerToHyperService::new(router.clone());
+        let mut silent = face.silent_before.subscribe();
+        let router = face.router.clone();
+        let serving = match face.tls.clone() {
+            None => futures::future::Either::Left(serve(stream, router, number, None)),
+            Some(tls) => futures::future::Either::Right(async move {
+                // A client that does not trust the certificate hangs up.
+                let Ok(stream) = tls.acceptor.accept(stream).await else { return };
+                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                serve(stream, router, number, is_http2.then_some(tls.streams)).await;
+            }),
+        };
         connections.spawn(async move {
-            let service = service_fn(|request| {
-                let answer = hyper::service::Service::call(&service, request);
-                async {
-                    let Ok(response) = answer.await;
-                    if response.extensions().get::<HangUp>().is_some() { Err(HungUp) } else { Ok(response) }
-                }
-            });
-            // A connection that breaks is the client's affair, or what the test asked for.
-            http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await.ok();
+            let mut serving = std::pin::pin!(serving);
+            tokio::select! {
+                () = &mut serving => return,
+                _ = silent.wait_for(|before| number < *before) => {}
+            }
+            // Held, and not looked at any more.
+            std::future::pending::<()>().await;
         });
+    }
+}
+
+/// A connection that breaks is the client's affair, or what the test asked for.
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, number: usize, streams: Option<u32>) {
+    let service = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(Connection(number));
+        let answer = hyper::service::Service::call(&service, request);
+        async {
+            let Ok(response) = answer.await;
+            if response.extensions().get::<HangUp>().is_some() { Err(HungUp) } else { Ok(response) }
+        }
+    });
+    let io = TokioIo::new(stream);
+    if let Some(streams) = streams {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder.timer(TokioTimer::new()).max_concurrent_streams(streams).serve_connection(io, service).await.ok();
+    } else {
+        http1::Builder::new().timer(TokioTimer::new()).serve_connection(io, service).await.ok();
     }
 }
 

@@ -47,18 +47,31 @@ impl Authority {
         self.issuer.pem()
     }
 
-    fn serving(&self, names: &[&str]) -> TlsAcceptor {
+    /// Its certificate, as configurations of clients hold it.
+    pub fn der(&self) -> Vec<u8> {
+        self.issuer.der().to_vec()
+    }
+
+    /// A server's side for these names, which speaks these protocols (as ALPN names them).
+    pub fn serving(&self, names: &[&str], protocols: &[&str]) -> TlsAcceptor {
         let parameters = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).expect("valid names");
         let key = KeyPair::generate().expect("a key");
         let certificate = parameters.signed_by(&key, &self.issuer).expect("signed");
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        let mut config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .expect("ring has what TLS needs")
             .with_no_client_auth()
             .with_single_cert(vec![certificate.der().clone()], key)
             .expect("key and certificate belong together");
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
         TlsAcceptor::from(Arc::new(config))
+    }
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
     }
 }
 
@@ -86,7 +99,7 @@ impl TlsServer {
     pub async fn start(authority: &Authority, names: &[&str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let listener = Handshakes { listener, acceptor: authority.serving(names) };
+        let listener = Handshakes { listener, acceptor: authority.serving(names, &[]) };
         let desk = Desk::default();
         let router = Router::new().fallback(answer).with_state(desk.clone());
         let task = tokio::spawn(async move { axum::serve(listener, router).await.expect("serves") });

@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Instant};
 
-use axum::http::{HeaderMap, Method, header, request::Parts};
+use axum::http::{HeaderMap, Method, Version, header, request::Parts};
 use bytes::Bytes;
 use serde_json::Value;
+
+use crate::server::Connection;
 
 /// What a request is to Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,10 @@ pub enum Verb {
 pub struct Seen {
     /// When it had arrived whole.
     pub at: Instant,
+    /// Which connection it came by, counted from 0.
+    pub connection: usize,
+    /// The version of HTTP that is spoken on it.
+    pub version: Version,
     /// HTTP method.
     pub method: Method,
     /// What it is to Kubernetes.
@@ -49,6 +55,8 @@ impl Seen {
         let (path, query) = (parts.uri.path().to_owned(), parts.uri.query().unwrap_or_default().to_owned());
         Self {
             at: Instant::now(),
+            connection: parts.extensions.get::<Connection>().map_or(0, |connection| connection.0),
+            version: parts.version,
             verb: verb(&parts.method, &path, &query),
             method: parts.method,
             path,

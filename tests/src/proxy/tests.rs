@@ -43,8 +43,7 @@ async fn upstream() -> Upstream {
             }),
         );
     let server = Server::start(([127, 0, 0, 1], 0).into(), router).await.expect("listens");
-    let config = kube::Config::new(format!("http://{}", server.addr()).parse().expect("a URL"));
-    let proxy = Proxy::start(&config).await.expect("starts");
+    let proxy = Proxy::of_back_end(server.addr()).await.expect("starts");
     Upstream { proxy, client: client::Client::new(), _server: server, patches, events }
 }
 
@@ -219,14 +218,18 @@ async fn a_proxy_that_is_down_refuses_and_comes_back_with_the_same_address() {
 #[tokio::test]
 async fn a_kube_client_works_through_the_proxy_with_its_token() {
     let upstream = upstream().await;
-    let mut base = kube::Config::new("https://nowhere".parse().expect("a URL"));
-    base.auth_info.token = Some(String::from("secret").into());
-    let client = kube::Client::try_from(upstream.proxy.config(&base)).expect("a client");
-    let request = axum::http::Request::get("/api/v1/namespaces/a/things/b").body(Vec::new()).expect("a request");
-    assert_eq!(client.request_text(request).await.expect("answered"), r#"Some("Bearer secret")"#);
+    let server = kube::Config::new(format!("http://{}", upstream.proxy.addr()).parse().expect("a URL"));
     let dir = tempfile::tempdir().expect("temporary directory");
-    let path = upstream.proxy.kubeconfig(dir.path(), Credential::Token("secret")).expect("written");
-    let kubeconfig = kube::config::Kubeconfig::read_from(path).expect("readable");
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.expect("complete");
-    assert_eq!(config.cluster_url.to_string().trim_end_matches('/'), upstream.proxy.url());
+    for proxy in [Proxy::start(&server).await.expect("starts"), Proxy::without_http2(&server).await.expect("starts")] {
+        let mut base = kube::Config::new("https://nowhere".parse().expect("a URL"));
+        base.auth_info.token = Some(String::from("secret").into());
+        let path = proxy.kubeconfig(dir.path(), Credential::Token("secret")).expect("written");
+        let kubeconfig = kube::config::Kubeconfig::read_from(path).expect("readable");
+        let read = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.expect("complete");
+        for config in [proxy.config(&base), read] {
+            let client = kube::Client::try_from(config).expect("a client");
+            let request = axum::http::Request::get("/api/v1/namespaces/a/things/b").body(Vec::new()).expect("a request");
+            assert_eq!(client.request_text(request).await.expect("answered"), r#"Some("Bearer secret")"#);
+        }
+    }
 }

@@ -49,6 +49,7 @@ mod bindings;
 #[cfg(test)]
 mod boundary;
 mod cache;
+mod call;
 mod capability;
 mod claim;
 mod code;
@@ -216,12 +217,15 @@ impl Runtime {
     /// Asks a trial instance for its claim, without any capability.
     async fn describe(&self, package: &Package, component: &Linked) -> Result<Claim, Refusal> {
         let failed = |failure: String| Refusal::new(reason::TRIAL_FAILED, format!("Its `describe` failed in a trial: {failure}."));
-        let _admitted = self.shares.of(&package.name).admit(Limits::TRIAL.memory).await;
+        let admitted = self.shares.of(&package.name).admit(Limits::TRIAL.memory).await;
         let speaker = Speaker { plugin: package.name.as_str().into(), digest: package.digest.short().into(), object: "describe".into() };
         let gate = Gate::new(Log::new(speaker, Limits::TRIAL), None);
-        let call = Sandbox::new(&self.engine, Limits::TRIAL, gate, None, Reads::new(None)).run(async |store| {
-            let instance = component.instantiate_async(&mut *store).await?;
-            instance.berth_plugin_handler().call_describe(store).await
+        let (sandbox, component) = (Sandbox::new(&self.engine, Limits::TRIAL, gate, None, Reads::new(None)), component.clone());
+        let call = sandbox.run(&self.engine, admitted, |store| {
+            Box::pin(async move {
+                let instance = component.instantiate_async(&mut *store).await?;
+                instance.berth_plugin_handler().call_describe(store).await
+            })
         });
         match tokio::time::timeout(Limits::TRIAL.timeout, call).await {
             Ok(Ended::Returned(claim, _)) => Ok(convert::claim(claim)),

@@ -1,115 +1,98 @@
-//! Who may compute on: a guest that has computed for a while waits in line with all others of its like, and they never have all cores.
+//! The cores that guests may compute on: threads of low priority, and a line of those that want one.
 //!
 //! # Guarantees
-//! - At most one core less than there are computes for such guests, or the only one; the rest is left to those that compute little.
-//! - They go on one after the other, each for an epoch. A guest that waits for something else is not in line and takes up nobody's place.
+//! - At most one core less than there are computes for guests that go on computing, or the only one.
+//! - The host's own threads go first where there are not cores enough: what a guest computes costs the objects of others little time.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
     thread,
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The cores of the machine that guests may compute on.
-#[derive(Clone, Debug)]
-pub struct Cores(Arc<Semaphore>);
+/// Nice value of the threads: the kernel gives the host's own about nine times as much where both have work.
+const NICE: i32 = 10;
 
-/// One guest's place.
-#[derive(Debug)]
-pub struct Place {
-    cores: Arc<Semaphore>,
-    taken: Mutex<Option<OwnedSemaphorePermit>>,
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Those of the machine. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Cores {
+    count: usize,
+    line: Arc<Semaphore>,
+    threads: Arc<OnceLock<Option<mpsc::Sender<Job>>>>,
 }
 
 impl Cores {
-    /// Those of this machine but one.
+    /// All but one.
     pub fn of_machine() -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Self::new(cores.saturating_sub(1).max(1))
     }
 
-    fn new(cores: usize) -> Self {
-        Self(Arc::new(Semaphore::new(cores)))
+    pub(super) fn new(count: usize) -> Self {
+        Self { count, line: Arc::new(Semaphore::new(count)), threads: Arc::default() }
     }
 
-    /// For one guest, which has none yet.
-    pub fn place(&self) -> Arc<Place> {
-        Arc::new(Place { cores: self.0.clone(), taken: Mutex::default() })
+    /// Waits for a core behind all who waited before. It is free again when what this returns is dropped.
+    pub async fn turn(self) -> OwnedSemaphorePermit {
+        self.line.acquire_owned().await.expect("the line is never closed")
+    }
+
+    /// Does the job on one of the threads, which are started with the first one. To be called by who has a core.
+    pub fn run(&self, job: Job) {
+        let rest = match self.threads.get_or_init(|| start(self.count)) {
+            Some(threads) => threads.send(job).err().map(|error| error.0),
+            None => Some(job),
+        };
+        // Where there can be no thread, on this one.
+        if let Some(job) = rest {
+            job();
+        }
     }
 }
 
-impl Place {
-    /// Gives way, and waits until it is this guest's turn to compute for another epoch.
-    pub async fn turn(self: Arc<Self>) {
-        // Also where nobody else waits in line: others wait for the thread.
-        tokio::task::yield_now().await;
-        // The semaphore is never closed.
-        let permit = self.cores.clone().acquire_owned().await.ok();
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = permit;
+fn start(count: usize) -> Option<mpsc::Sender<Job>> {
+    let (jobs, taken) = mpsc::channel::<Job>();
+    let taken = Arc::new(Mutex::new(taken));
+    for _ in 0..count {
+        let taken = taken.clone();
+        let work = move || {
+            // For this thread alone: on Linux the priority is that of a thread. Who may not set it has the usual one.
+            let _ = rustix::process::setpriority_process(None, NICE);
+            loop {
+                let next = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(job) = next else { return };
+                job();
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("guest".into()).spawn(work) {
+            tracing::warn!(%error, "no thread for guests that compute; they do so on the host's own");
+            return None;
+        }
     }
-
-    /// Leaves the core to the next in line. To be called whenever the guest stops computing, for whatever reason.
-    pub fn leave(&self) {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).take();
-    }
+    Some(jobs)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{pin::Pin, task::Poll};
-
-    use futures::poll;
+    use rustix::process::getpriority_process;
 
     use super::*;
 
-    type Turn = Pin<Box<dyn Future<Output = ()>>>;
-
-    /// As a guest's future is polled: the place is left after each poll that waits.
-    async fn computes(place: &Arc<Place>, turn: &mut Turn) -> bool {
-        let polled = poll!(turn.as_mut());
-        if polled == Poll::Pending {
-            place.leave();
-        }
-        polled == Poll::Ready(())
-    }
-
     #[tokio::test]
-    async fn guests_that_compute_go_on_in_turn_on_no_more_cores_than_there_are() {
+    async fn jobs_are_done_by_threads_of_low_priority_and_the_hosts_own_keep_theirs() {
+        let own = getpriority_process(None).expect("it has one");
         let cores = Cores::new(2);
-        let places: Vec<_> = (0..5).map(|_| cores.place()).collect();
-        let mut turns: Vec<Turn> = places.iter().map(|place| Box::pin(place.clone().turn()) as Turn).collect();
-        let mut order = Vec::new();
-        for _ in 0..8 {
-            let mut computing = Vec::new();
-            for number in 0..5 {
-                if computes(&places[number], &mut turns[number]).await {
-                    computing.push(number);
-                }
-            }
-            assert!(computing.len() <= 2, "{computing:?}");
-            for number in computing {
-                order.push(number);
-                // Its epoch is over.
-                turns[number] = Box::pin(places[number].clone().turn());
-                assert!(!computes(&places[number], &mut turns[number]).await, "it gives way first");
-            }
+        for _ in 0..3 {
+            let (tell, told) = tokio::sync::oneshot::channel();
+            cores.run(Box::new(move || {
+                tell.send((thread::current().name().map(str::to_owned), getpriority_process(None))).expect("awaited")
+            }));
+            let (name, priority) = told.await.expect("done");
+            assert_eq!((name.as_deref(), priority), (Some("guest"), Ok(NICE)));
         }
-        let mut times = [0; 5];
-        order.iter().for_each(|number| times[*number] += 1);
-        assert!(times.iter().max() <= times.iter().min().map(|least| least + 2).as_ref(), "nobody is left behind: {order:?}");
-    }
-
-    #[tokio::test]
-    async fn a_guest_that_waits_for_something_else_or_ends_leaves_its_core() {
-        let cores = Cores::new(1);
-        let (first, second) = (cores.place(), cores.place());
-        first.clone().turn().await;
-        let mut turn: Turn = Box::pin(second.clone().turn());
-        assert!(!computes(&second, &mut turn).await && !computes(&second, &mut turn).await);
-        first.leave();
-        assert!(computes(&second, &mut turn).await);
-        drop((second, turn));
-        first.turn().await;
+        assert_eq!(getpriority_process(None), Ok(own));
     }
 }

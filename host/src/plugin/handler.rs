@@ -16,7 +16,7 @@ use super::{
     convert,
     instance::{Ended, Sandbox, deadline, too_long},
     limits::{Limits, SENTENCE},
-    shares::Share,
+    shares::{Admitted, Share},
 };
 use crate::{
     claim::Claim,
@@ -48,34 +48,36 @@ impl Handler {
     async fn run(&self, request: Request) -> Result<Outcome, Failure> {
         let fence = request.fence.clone();
         // Waiting for a sandbox and its memory is the host's affair, so it does not count towards the call's time.
-        let _admitted = tokio::select! {
+        let admitted = tokio::select! {
             biased;
             () = fence.lost() => return Err(Failure::Fenced),
             admitted = self.share.admit(self.limits.memory) => admitted,
         };
         // As is mapping its code, where it has not run for a while.
         let component = self.code.get().await.map_err(|error| Failure::Host(format!("loading the code of the plugin: {error:#}")))?;
-        match fence.guard(self.limits.timeout, self.call(&component, &request)).await {
+        match fence.guard(self.limits.timeout, self.call(component, admitted, &request)).await {
             Ok(ended) => ended,
             Err(Stopped::TimedOut(_)) => Err(too_long(&self.limits)),
             Err(Stopped::Fenced) => Err(Failure::Fenced),
         }
     }
 
-    async fn call(&self, component: &Linked, request: &Request) -> Result<Outcome, Failure> {
+    async fn call(&self, component: Linked, admitted: Admitted, request: &Request) -> Result<Outcome, Failure> {
         let object = request.key.object.to_string().into();
         let log = Log::new(Speaker { plugin: self.plugin.clone(), digest: self.digest.clone(), object }, self.limits);
         let gate = Gate::new(log.clone(), Some(self.rights.clone()));
         let outlet = Outlet { fence: request.fence.clone(), deadline: deadline(&self.limits) };
         let reads = Reads::new(Some(request.reader.clone()));
-        let sandbox = Sandbox::new(&self.runtime.engine, self.limits, gate, Some(outlet), reads.clone());
+        let engine = &self.runtime.engine;
+        let sandbox = Sandbox::new(engine, self.limits, gate, Some(outlet), reads.clone());
         let given = convert::request(request, &self.settings);
-        let ended = sandbox
-            .run(async |store| {
+        let ended = sandbox.run(engine, admitted, move |store| {
+            Box::pin(async move {
                 let instance = component.instantiate_async(&mut *store).await?;
                 instance.berth_plugin_handler().call_reconcile(store, &given).await
             })
-            .await;
+        });
+        let ended = ended.await;
         match ended {
             Ended::Failed(failure) => Err(failure),
             Ended::Returned(outcome, met) => {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use tokio::time::Instant;
 use wasmtime::{
     Engine, ResourceLimiter, Store, Trap, UpdateDeadline,
@@ -12,6 +13,7 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
 use super::{
     bindings::Reconciler,
+    call::{Call, Wish},
     capability::{
         cluster::Reads,
         gate::Gate,
@@ -19,18 +21,15 @@ use super::{
         log::{Lines, Log, Stream},
         sockets,
     },
-    cores::Place,
     engine::Running,
     limits::{self, FIXED, Limits, Size, shape},
-    meter::{Meter, Metered},
-    ticker::Ticker,
+    meter::Meter,
+    shares::Admitted,
 };
 use crate::reconcile::Failure;
 
 /// What belongs to one run and dies with it.
 pub struct State {
-    /// Ends before all that the run writes to.
-    _life: Life,
     pub(super) gate: Arc<Gate>,
     pub(super) reads: Reads,
     table: ResourceTable,
@@ -82,11 +81,10 @@ const LITTLE: Duration = Duration::from_millis(1);
 /// A store for one run.
 pub struct Sandbox {
     store: Store<State>,
+    life: Life,
     meter: Arc<Meter>,
-    place: Arc<Place>,
+    wish: Arc<Wish>,
     limits: Limits,
-    stack: usize,
-    ticker: Ticker,
 }
 
 impl Sandbox {
@@ -101,7 +99,6 @@ impl Sandbox {
         let state = State {
             wasi: wasi(gate.log()),
             hooks: Hooks::new(gate.clone(), limits, outlet, &life),
-            _life: life,
             gate,
             reads,
             table,
@@ -113,8 +110,8 @@ impl Sandbox {
         store.set_hostcall_fuel(limits.run.host_call);
         store.set_max_component_handles(limits.run.handles);
         store.set_epoch_deadline(1);
-        let (meter, place) = (Meter::new(limits.cpu), engine.cores.place());
-        let (seen, turns) = (meter.clone(), place.clone());
+        let (meter, wish) = (Meter::new(limits.cpu), Arc::<Wish>::default());
+        let (seen, wishes) = (meter.clone(), wish.clone());
         store.epoch_deadline_callback(move |_| {
             if seen.is_spent() {
                 return Err(CpuSpent.into());
@@ -123,23 +120,42 @@ impl Sandbox {
             if !seen.computes_for(LITTLE) {
                 return Ok(UpdateDeadline::Continue(1));
             }
-            // Not `Yield`: that wakes itself at once and starves tokio's timers.
-            Ok(UpdateDeadline::YieldCustom(1, Box::pin(turns.clone().turn())))
+            Ok(UpdateDeadline::YieldCustom(1, Box::pin(wishes.clone().for_a_core())))
         });
-        Self { store, meter, place, limits, stack: engine.stack, ticker: engine.ticker.clone() }
+        Self { store, life, meter, wish, limits }
     }
 
-    /// Runs a call in it to its end. Dropping the future stops the guest and aborts its requests.
-    pub async fn run<T>(self, call: impl AsyncFnOnce(&mut Store<State>) -> wasmtime::Result<T> + Send) -> Ended<T> {
-        let Self { mut store, meter, place, limits, stack, ticker } = self;
-        let _ticking = ticker.guest();
-        let result = Metered { meter, place, call: Box::pin(call(&mut store)) }.await;
+    /// Runs a call in it to its end, with the place among the sandboxes that it was admitted to. When the future is dropped, the guest
+    /// ends with all its requests, where it computes within an epoch; it can begin none from then on.
+    pub async fn run<T: Send + 'static>(
+        self,
+        engine: &Running,
+        admitted: Admitted,
+        call: impl for<'s> FnOnce(&'s mut Store<State>) -> BoxFuture<'s, wasmtime::Result<T>> + Send + 'static,
+    ) -> Ended<T> {
+        let Self { store, life, meter, wish, limits } = self;
+        let ticking = engine.ticker.guest();
+        let guest = async move {
+            // In this order, as the store is gone before its place is free.
+            let (_ticking, admitted, mut store) = (ticking, admitted, store);
+            let result = call(&mut store).await;
+            (result, store, admitted)
+        };
+        let mut call = std::pin::pin!(Call::new(meter, wish, engine.cores.clone(), Box::pin(guest)));
+        // Declared after the call, so that it ends before all that the run writes to.
+        let life = life;
+        let (result, store, admitted) = call.as_mut().await;
+        drop(life);
         let state = store.data();
         let met = state.hooks.met();
-        match result {
+        let ended = match result {
             Ok(value) => Ended::Returned(value, met),
-            Err(error) => Ended::Failed(cause(&error, state, &limits, stack, &met)),
-        }
+            Err(error) => Ended::Failed(cause(&error, state, &limits, engine.stack, &met)),
+        };
+        // In this order, as above.
+        drop(store);
+        drop(admitted);
+        ended
     }
 }
 

@@ -1,18 +1,14 @@
 //! CPU time of a guest: what it computes counts, what it waits for does not.
 
 use std::{
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
 use rustix::time::{ClockId, clock_gettime};
-
-use super::cores::Place;
 
 /// Counts the CPU time of the thread while the guest's future is polled. Only the polling thread writes to it.
 #[derive(Debug)]
@@ -39,6 +35,15 @@ impl Meter {
         u128::from(self.in_this_poll()) > time.as_nanos()
     }
 
+    /// Does a poll of the guest on this thread.
+    pub fn count<T>(&self, poll: impl FnOnce() -> T) -> T {
+        let started = thread_cpu();
+        self.started.store(started, Relaxed);
+        let polled = poll();
+        self.spent.fetch_add(thread_cpu().saturating_sub(started), Relaxed);
+        polled
+    }
+
     fn in_this_poll(&self) -> u64 {
         thread_cpu().saturating_sub(self.started.load(Relaxed))
     }
@@ -49,46 +54,26 @@ fn thread_cpu() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
-/// A future whose polls are counted, and which takes no core between them.
-pub struct Metered<F> {
-    pub meter: Arc<Meter>,
-    pub place: Arc<Place>,
-    pub call: Pin<Box<F>>,
-}
-
-impl<F: Future> Future for Metered<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let started = thread_cpu();
-        self.meter.started.store(started, Relaxed);
-        let polled = self.call.as_mut().poll(context);
-        self.place.leave();
-        self.meter.spent.fetch_add(thread_cpu().saturating_sub(started), Relaxed);
-        polled
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
 
-    use super::{super::cores::Cores, *};
+    use super::*;
 
-    #[tokio::test]
-    async fn computing_is_counted_and_waiting_is_not() {
+    #[test]
+    fn computing_in_polls_is_counted_and_what_lies_between_is_not() {
         let meter = Meter::new(Duration::from_millis(20));
-        let seen = meter.clone();
-        let call = Box::pin(async move {
-            tokio::time::sleep(Duration::from_millis(60)).await;
-            let waited = seen.is_spent();
+        let compute = |time: Duration| {
             let began = Instant::now();
-            while !seen.is_spent() && began.elapsed() < Duration::from_secs(20) {
+            while began.elapsed() < time && !meter.is_spent() {
                 std::hint::spin_loop();
             }
-            (waited, seen.is_spent())
-        });
-        let place = Cores::of_machine().place();
-        assert_eq!(Metered { meter, place, call }.await, (false, true));
+            meter.is_spent()
+        };
+        assert!(!meter.count(|| compute(Duration::from_millis(5))));
+        compute(Duration::from_millis(40));
+        meter.count(|| std::thread::sleep(Duration::from_millis(60)));
+        assert!(!meter.count(|| compute(Duration::from_millis(5))), "neither was computing in a poll");
+        assert!(meter.count(|| compute(Duration::from_secs(20))));
     }
 }

@@ -197,7 +197,7 @@ async fn got(end: &str) -> String {
     text
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_a_request_is_never_ended_as_if_it_were_whole() {
     for end in ["return", "trap", "hang"] {
         let text = got(end).await;

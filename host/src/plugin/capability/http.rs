@@ -114,7 +114,8 @@ impl WasiHttpHooks for Hooks {
             return Box::new(deny(request, Error::InternalError(Some(sentence.clone()))));
         }
         let permit = self.gate.check(&Call::Http { method: request.method(), uri: request.uri() });
-        match (permit, self.outlet.clone()) {
+        // A guest that still computes when its run is over begins nothing.
+        match (permit, self.outlet.clone().filter(|_| !self.run.is_over())) {
             (Ok(Permit::Http(place, route)), Some(outlet)) => {
                 let sender = Sender { gate: self.gate.clone(), limits: self.limits, met: self.met.clone(), outlet, place, route };
                 let run = self.run.clone();

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use wasmtime_wasi_http::{Error, WasiBody};
 
-/// Says that a run is over. It belongs to the run's state, before everything that the run writes to.
+/// Says that a run is over. Whoever drives the run drops it before everything that the run writes to.
 #[derive(Debug, Default)]
 pub struct Life(Arc<AtomicBool>);
 
@@ -28,6 +28,13 @@ impl Life {
     /// To be looked at by others.
     pub fn ended(&self) -> Ended {
         Ended(self.0.clone())
+    }
+}
+
+impl Ended {
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -56,7 +63,7 @@ impl Body for Asked {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-            None if self.run.0.load(Ordering::Acquire) => Poll::Ready(Some(Err(Error::ConnectionTerminated))),
+            None if self.run.is_over() => Poll::Ready(Some(Err(Error::ConnectionTerminated))),
             frame => Poll::Ready(frame),
         }
     }

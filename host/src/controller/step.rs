@@ -13,6 +13,7 @@ use super::{
     children::with_children,
     mark::{Mark, Moment, asked_again, standing as standing_by},
     settle::{Settlement, Standing, is_dead, reopen, retries, settle},
+    term::Rest,
     write::{Owed, State},
 };
 use crate::{
@@ -28,10 +29,17 @@ use crate::{
 impl Controller {
     /// One version's step. That of a version on trial writes nothing if its handler fails.
     pub(super) async fn step(&self, work: &Work<'_>, turn: &Turn) -> End {
-        let Some(mut object) = work.watched.get(&work.key.object).map(Object::whole) else {
+        let Some(object) = work.watched.get(&work.key.object) else {
             return End::of(Then::Wait, Verdict::Outdated, None);
         };
+        let finished = |object: Arc<Object>| End::of(Then::Wait, Verdict::Settled, Some(object));
         let (pending, counted_for) = work.term.begin(work.key, &object, turn.cause);
+        let rest = Rest::of(&object, &work.serving.version, redrives(work));
+        let children_due = || !work.serving.claim.owns.is_empty() && work.term.children_due(work.key);
+        if pending.is_none() && work.term.rests(work.key, rest) && !children_due() {
+            return finished(object);
+        }
+        let mut object = object.whole();
         if let Some(pending) = pending {
             let payer = payer(work, &pending.version);
             match self.settle_debt(payer.as_ref().unwrap_or(work), &mut object, pending).await {
@@ -50,7 +58,6 @@ impl Controller {
         }
         let claim = &work.serving.claim;
         let mut value = object.value();
-        let finished = |object: Arc<Object>| End::of(Then::Wait, Verdict::Settled, Some(object));
         let paused = annotation(&value, PAUSED) == Some("true");
         if work.term.pause(work.key, paused) && paused {
             self.publish(work, &[on_hold()]);
@@ -72,8 +79,13 @@ impl Controller {
         match self.standing(work, &object, &value) {
             Standing::Settled if self.tends_children(work, &object, &value) => {}
             Standing::Settled => {
+                let settled = State::parsed(object, value);
+                if self.says_so(work, &settled) {
+                    work.term.lay_to_rest(work.key, Rest::of(&settled.object, &work.serving.version, redrives(work)));
+                    return finished(settled.object);
+                }
                 let only_marks = Settlement::nothing(Then::Wait, Verdict::Settled);
-                return self.written(work, State::parsed(object, value), only_marks).await;
+                return self.written(work, settled, only_marks).await;
             }
             Standing::Stale => match self.reopen(work, &object).await {
                 Ok(reopened) => (object, value) = reopened.into_parts(),
@@ -104,9 +116,7 @@ impl Controller {
     /// Where the object stands for the version that serves it.
     fn standing(&self, work: &Work<'_>, object: &Object, value: &Value) -> Standing {
         let serving = work.serving;
-        // A version on trial has to prove itself first on what works.
-        let redrives = serving.redrive && work.watched.versions.candidate.is_none();
-        standing_by(&serving.claim, object, value, redrives.then(|| serving.version.to_string()).as_deref())
+        standing_by(&serving.claim, object, value, redrives(work).then(|| serving.version.to_string()).as_deref())
     }
 
     /// Whether a settled object is run because its children may not be as they were: they are part of what it is settled with. Those of
@@ -155,6 +165,11 @@ impl Controller {
         let reopened = self.write_status(work, object, &patch).await?;
         Ok(self.write_metadata(work, &reopened, &[], Moment::Ran(None)).await?.unwrap_or(reopened))
     }
+}
+
+/// Whether the version tries again what a former one gave up on. One on trial has to prove itself first on what works.
+fn redrives(work: &Work<'_>) -> bool {
+    work.serving.redrive && work.watched.versions.candidate.is_none()
 }
 
 /// Who pays what the stable version owes where another one serves the object by now.

@@ -18,7 +18,7 @@ use std::{
 use serde_json::Value;
 use tokio::time::Instant;
 
-pub use self::tracking::Pending;
+pub use self::tracking::{Pending, Rest};
 use self::tracking::{Seen, Tracked, Tracking};
 use super::{
     breaker::Breaker,
@@ -202,6 +202,18 @@ impl Term {
             Some(seldom) => (seldom.pending.take().map(|pending| *pending), seldom.counted_for),
             None => (None, None),
         }
+    }
+
+    /// A look has found nothing to do. Until one of what `rest` is made of changes, another one would find the same.
+    pub fn lay_to_rest(&self, key: &Key, rest: Rest) {
+        if let Some(known) = self.lock().get_mut(key) {
+            known.rest = Some(rest);
+        }
+    }
+
+    /// Whether the last look that found nothing to do was at just this.
+    pub fn rests(&self, key: &Key, rest: Rest) -> bool {
+        self.lock().get(key).is_some_and(|known| known.rest == Some(rest))
     }
 
     /// Keeps an outcome whose write is owed.

@@ -183,6 +183,12 @@ impl Controller {
         Ok(state)
     }
 
+    /// Whether the labels and annotations of a settled object are as they are to be.
+    pub(super) fn says_so(&self, work: &Work<'_>, settled: &State) -> bool {
+        let is_valid = !matches!(mirror(&work.serving.claim, settled.value()), Some(Err(_)));
+        is_valid && Changes::to(work, settled, &[], Moment::Settled).is_none()
+    }
+
     /// Sets the mirror label, `labels` and the host's annotations where they differ; none where nothing does.
     pub(super) async fn write_metadata(
         &self,
@@ -191,19 +197,11 @@ impl Controller {
         labels: &[(String, Option<String>)],
         moment: Moment<'_>,
     ) -> Result<Option<State>, WriteError> {
-        let claim = &work.serving.claim;
-        let (object, value) = (&given.object, given.value());
-        let annotations = Mark::changes(claim, &work.serving.version, object, value, moment);
-        let mut wanted = labels.to_vec();
-        match mirror(claim, value) {
-            Some(Ok(label)) => wanted.push(label),
-            Some(Err(phase)) => self.publish(work, &[invalid_label(&phase)]),
-            None => {}
+        let (claim, object) = (&work.serving.claim, &given.object);
+        if let Some(Err(phase)) = mirror(claim, given.value()) {
+            self.publish(work, &[invalid_label(&phase)]);
         }
-        wanted.retain(|(key, wanted)| label(value, key) != wanted.as_deref());
-        if wanted.is_empty() && annotations.is_empty() {
-            return Ok(None);
-        }
+        let Some(Changes { labels: wanted, annotations }) = Changes::to(work, given, labels, moment) else { return Ok(None) };
         let patch = async |annotations: &[_]| {
             let patch = Metadata { labels: &wanted, annotations };
             self.writer.patch_metadata(&claim.reconciles, object, patch, &work.fence).await
@@ -335,6 +333,24 @@ impl Controller {
         for event in events {
             self.recorder.publish(&work.serving.claim.reconciles, &object, event, &work.fence);
         }
+    }
+}
+
+/// What differs of an object's metadata.
+struct Changes {
+    labels: Vec<(String, Option<String>)>,
+    annotations: Vec<(String, Option<String>)>,
+}
+
+impl Changes {
+    /// From `given` to the labels that the handler wants, the mirror label and the host's annotations; none where nothing differs.
+    fn to(work: &Work<'_>, given: &State, labels: &[(String, Option<String>)], moment: Moment<'_>) -> Option<Self> {
+        let (claim, value) = (&work.serving.claim, given.value());
+        let annotations = Mark::changes(claim, &work.serving.version, &given.object, value, moment);
+        let mirrored = mirror(claim, value).and_then(Result::ok);
+        let mut labels: Vec<_> = labels.iter().cloned().chain(mirrored).collect();
+        labels.retain(|(key, wanted)| label(value, key) != wanted.as_deref());
+        (!labels.is_empty() || !annotations.is_empty()).then_some(Self { labels, annotations })
     }
 }
 

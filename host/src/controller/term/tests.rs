@@ -316,3 +316,27 @@ fn a_failure_after_a_recovery_is_another_one() {
     failed();
     assert_ne!(time(), long_ago);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_object_rests_until_anything_changes_that_its_look_depended_on() {
+    let bench = Bench::new();
+    let version = |code: &[u8]| Version { digest: crate::package::Digest::of(code), config_hash: "c".into() };
+    let done = object("u", 5, 1, json!({"phase": "Done"}));
+    let rest = Rest::of(&done, &version(b"1"), false);
+    assert!(!bench.term.rests(&bench.key, rest), "nobody has looked yet");
+    let turn = bench.running(&done).await;
+    bench.term.lay_to_rest(&bench.key, rest);
+    bench.finish(turn, &done, &done);
+    assert!(bench.term.rests(&bench.key, Rest::of(&done, &version(b"1"), false)));
+    for changed in [
+        Rest::of(&object("v", 5, 1, json!({"phase": "Done"})), &version(b"1"), false),
+        Rest::of(&object("u", 6, 1, json!({"phase": "Done"})), &version(b"1"), false),
+        Rest::of(&done, &version(b"2"), false),
+        Rest::of(&done, &Version { config_hash: "d".into(), ..version(b"1") }, false),
+        Rest::of(&done, &version(b"1"), true),
+    ] {
+        assert!(!bench.term.rests(&bench.key, changed));
+    }
+    bench.term.gone(&bench.key);
+    assert!(!bench.term.rests(&bench.key, rest), "another object of that name is another one");
+}

@@ -1,6 +1,11 @@
 //! What is remembered of one object. There is one record for each object of every kind, so what few of them have lies apart.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    num::NonZeroU64,
+    sync::Arc,
+};
 
 use tokio::time::Instant;
 
@@ -28,6 +33,8 @@ pub(super) struct Tracked {
     pub children_due: bool,
     /// Whether somebody touched them while it ran.
     pub drift_held: bool,
+    /// What the last look was at that found nothing to do.
+    pub rest: Option<Rest>,
     pub seldom: Option<Box<Seldom>>,
 }
 
@@ -65,6 +72,19 @@ pub(super) struct Seen {
     generation: i64,
     deleting: bool,
     rest: u64,
+}
+
+/// All that decides whether a settled object is left as it is, hashed: its state and who serves it. Not its children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest(NonZeroU64);
+
+impl Rest {
+    /// Of an object for a version that tries again what another one gave up on, or does not.
+    pub fn of(object: &Object, version: &Version, redrives: bool) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (&object.uid, &object.resource_version, version, redrives).hash(&mut hasher);
+        Self(NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MIN))
+    }
 }
 
 impl Tracking {
@@ -110,7 +130,7 @@ impl Tracking {
 
 impl Tracked {
     pub fn new(seen: Seen) -> Self {
-        Self { seen, running: false, children_due: true, drift_held: false, seldom: None }
+        Self { seen, running: false, children_due: true, drift_held: false, rest: None, seldom: None }
     }
 
     pub fn seldom(&mut self) -> &mut Seldom {

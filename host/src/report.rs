@@ -120,7 +120,7 @@ impl Reporter {
             }
         });
         let counting = count(self.standings.clone(), self.metrics.clone());
-        let writer = Writer { reporter: self, store, written, troubles: BTreeMap::new(), paced: BTreeMap::new() };
+        let writer = Writer { reporter: self, store, written, troubles: BTreeMap::new(), paced: BTreeMap::new(), rests: BTreeMap::new() };
         tokio::select! {
             never = informer => match never {},
             () = writer.run(leadership, &changed) => {}
@@ -185,6 +185,30 @@ struct Writer {
     troubles: BTreeMap<GroupKind, (Instant, String)>,
     /// By plugin.
     paced: BTreeMap<String, Paced>,
+    /// By plugin, where there was nothing to write.
+    rests: BTreeMap<String, Rest>,
+}
+
+/// What there was nothing to write for. Most plugins are looked at for the sake of another one.
+struct Rest {
+    standings: Arc<Standings>,
+    basis: Basis,
+}
+
+/// What decides, beside the plugin's standing, whether its object is written.
+#[derive(PartialEq)]
+struct Basis {
+    /// Uid and version.
+    object: Option<(Arc<str>, Box<str>)>,
+    trouble: Option<String>,
+    figures: Option<Figures>,
+}
+
+impl Basis {
+    fn of(object: Option<&Object>, trouble: Option<&str>, figures: Option<&Figures>) -> Self {
+        let object = object.map(|object| (object.uid.clone(), object.resource_version.clone()));
+        Self { object, trouble: trouble.map(str::to_owned), figures: figures.cloned() }
+    }
 }
 
 /// Why the term's work ended.
@@ -198,7 +222,9 @@ impl Writer {
         let mut last = None;
         while let Some(fence) = leadership.acquired(last).await {
             last = Some(fence.epoch());
-            if let Ended::Host = self.lead(&fence, changed).await {
+            let ended = self.lead(&fence, changed).await;
+            self.rests.clear();
+            if let Ended::Host = ended {
                 return;
             }
         }
@@ -242,13 +268,22 @@ impl Writer {
     }
 
     /// Writes what is different. What fails is logged, and tried again when the loop comes round.
-    async fn write(&mut self, standings: &Standings, began: Instant, fence: &Fence) -> Result<(), Stopped> {
+    async fn write(&mut self, standings: &Arc<Standings>, began: Instant, fence: &Fence) -> Result<(), Stopped> {
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         for (name, standing) in &standings.plugins {
             let object = self.present(name).filter(|object| !object.deleting);
+            let figures = self.figures(standing);
+            let basis = Basis::of(object.as_deref(), self.trouble(standing), figures.as_ref());
+            // A trial goes on by itself.
+            let rests = self.rests.get(name).is_some_and(|rest| rest.standings.plugins.get(name) == Some(standing) && rest.basis == basis);
+            if rests && standing.candidate.is_none() {
+                self.rests.insert(name.clone(), Rest { standings: standings.clone(), basis });
+                continue;
+            }
+            // No standing is kept for longer than it is needed.
+            self.rests.remove(name);
             let found = object.map(|object| object.value()).unwrap_or_default();
             let before = serde_json::from_value(found["status"].clone()).ok();
-            let figures = self.figures(standing);
             let status = Status::of(standing, self.trouble(standing), figures.as_ref(), before.as_ref(), &now);
             let wanted = self.object(name, standing);
             let head = (!holds(&found["metadata"], &wanted["metadata"])).then_some(wanted);
@@ -267,12 +302,16 @@ impl Writer {
                 }
                 continue;
             }
-            let Some(figures) = figures.filter(|figures| !tells(&found["status"], figures)) else { continue };
+            let Some(figures) = figures.filter(|figures| !tells(&found["status"], figures)) else {
+                self.rests.insert(name.clone(), Rest { standings: standings.clone(), basis });
+                continue;
+            };
             if self.paced.entry(name.clone()).or_default().figures() {
                 self.guarded(name, fence, self.apply_figures(name, &figures)).await?;
             }
         }
         self.paced.retain(|name, _| standings.plugins.contains_key(name));
+        self.rests.retain(|name, _| standings.plugins.contains_key(name));
         if standings.synced {
             for gone in self.store.all().iter().filter(|object| !standings.plugins.contains_key(&*object.key.name) && is_ours(object)) {
                 self.guarded(&gone.key.name, fence, self.delete(gone)).await?;

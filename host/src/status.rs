@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     fence::{Fence, Stopped},
     object::{Kind, Object, at},
-    text::cut,
+    text::{chain, cut},
 };
 
 /// <https://www.rfc-editor.org/rfc/rfc7396>
@@ -274,20 +274,6 @@ fn sentence(text: &str) -> String {
     let message = serde_json::from_str::<Value>(text).ok().and_then(|status| Some(status.get("message")?.as_str()?.to_owned()));
     let line = message.unwrap_or_else(|| text.split_whitespace().collect::<Vec<_>>().join(" "));
     cut(&line, MESSAGE_MAX)
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// Whether an outcome computed from `given` is still true of `current`.

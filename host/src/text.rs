@@ -1,4 +1,4 @@
-//! Text that others chose, as it is shown: no longer than there is room for.
+//! Text that others chose, as it is shown: no longer than there is room for, and with what led to it.
 
 /// At most `max` bytes of `text`, marked where it was cut.
 pub fn cut(text: &str, max: usize) -> String {
@@ -6,6 +6,21 @@ pub fn cut(text: &str, max: usize) -> String {
         return text.to_owned();
     }
     format!("{}…", &text[..text.floor_char_boundary(max.saturating_sub('…'.len_utf8()))])
+}
+
+/// An error with its causes, each said once.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
 }
 
 #[cfg(test)]

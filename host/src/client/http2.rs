@@ -41,6 +41,7 @@ use tokio::task::JoinError;
 use tower_service::Service;
 
 use super::{BoxError, Connector};
+use crate::text::chain;
 
 /// Requests on one connection at most: what kube-apiserver takes. More than the server takes would wait until others end.
 const REQUESTS: usize = 100;
@@ -270,13 +271,6 @@ impl fmt::Display for NoConnection {
 }
 
 impl Error for NoConnection {}
-
-fn chain(error: &(dyn Error + 'static)) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
-}
 
 /// The body of a response, with its place on a connection that others share.
 pub(super) struct Answer {
